@@ -1,0 +1,104 @@
+# outbox_relay: build, install, try and test. The two commands to know: make demo, make test.
+# Each target installs what it lacks, does only what is left to do, and says how long that took.
+
+PG_CONFIG ?= pg_config
+DESTDIR ?=
+
+export PG_CONFIG DESTDIR
+# pgrx builds for the PostgreSQL that this names; a change of the value rebuilds a good part of it. Looked up anew for each
+# command, because the first ones may install it.
+export PGRX_PG_CONFIG_PATH = $(shell command -v $(PG_CONFIG) 2>/dev/null)
+# cargo and librdkafka's own make decide themselves how many jobs they run.
+unexport MAKEFLAGS MFLAGS
+.NOTPARALLEL:
+SHELL := /bin/bash
+
+started := $(shell date +%s)
+step := pg_test/bin/step
+total = s=$$(($$(date +%s) - $(started))); printf '\n%s in %d min %d s\n' '$(1)' $$((s / 60)) $$((s % 60))
+with_state := pg_test/bin/with-state
+extension := --release -p outbox_relay
+pg_test := --release -p outbox_relay_pg_test
+
+.PHONY: help prepare build install servers test check-pure lint demo psql stop bench soak clean
+
+help:
+	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
+	@echo 'make test        lint and all tests: the rules alone, every SQL object, whole clusters with a real broker'
+	@echo
+	@echo 'make psql        psql on the demo'
+	@echo 'make stop        stop the servers of the demo'
+	@echo 'make bench       compare with a raw producer: rate of a million rows, time of one message'
+	@echo 'make soak        the cluster tests, the long way'
+	@echo
+	@echo 'make build       build the extension; then, as who may write there: make install'
+	@echo 'make install     install it into the PostgreSQL of PG_CONFIG=... (default: pg_config), below DESTDIR=... if set'
+	@echo 'make lint        formatting and clippy, warnings denied'
+	@echo 'make check-pure  the tests of the rules alone: no PostgreSQL, no Kafka'
+	@echo 'make clean       stop the demo, remove what demo, tests and compiler made'
+
+# What has to be installed beforehand depends on what was asked for.
+need = build servers
+build lint: need = build
+check-pure: need = pure
+
+prepare:
+	@$(step) 'Checking what is installed ($(need))' pg_test/bin/prepare $(need)
+
+# The extension
+
+build: prepare
+	@$(step) 'Building the extension' cargo build $(extension)
+
+install:
+	@$(step) 'Installing the extension' pg_test/bin/install $(PG_CONFIG)
+
+# Tests
+
+test: prepare lint check-pure servers
+	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
+	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
+	@$(call total,All tests passed)
+
+lint: prepare
+	@$(step) 'Checking the format' cargo fmt --all --check
+	@$(step) 'Clippy: the extension' cargo clippy $(extension) --all-targets -- -D warnings
+	@$(step) 'Clippy: the rules alone' cargo clippy $(extension) --all-targets --no-default-features -- -D warnings
+	@$(step) 'Clippy: tests, demo and benchmark' cargo clippy $(pg_test) --all-targets -- -D warnings
+
+check-pure: prepare
+	@$(step) 'Testing the rules alone' cargo test --no-default-features
+
+soak: servers
+	@OUTBOX_RELAY_SOAK=1 $(step) 'Testing the guarantees the long way' $(with_state) cargo test $(pg_test) --test cluster
+	@$(call total,Soak tests passed)
+
+# Demo and benchmark
+
+# A private PostgreSQL with the extension in it, Kafka's jars, and the programs that start and use both.
+servers: prepare
+	@$(step) 'Fetching Kafka' pg_test/bin/fetch-kafka
+	@$(step) 'Building the extension' cargo build $(extension)
+	@$(step) 'Building tests, demo and benchmark' cargo build $(pg_test) --all-targets
+	@$(step) 'Copying PostgreSQL to a place of its own' pg_test/bin/private-postgres
+	@$(step) 'Installing the extension there' pg_test/bin/install "$$(pg_test/bin/private-postgres)"
+
+demo: servers
+	@$(with_state) cargo run -q $(pg_test) --bin demo
+
+bench: servers
+	@$(with_state) cargo run -q $(pg_test) --bin bench
+
+stop:
+	@$(step) 'Stopping the servers of the demo' $(with_state) cargo run -q $(pg_test) --bin demo -- stop
+
+psql:
+	@pg_test/bin/psql
+
+# The servers first: they would go on in directories that are gone. The state directory may have been named by the user
+# and hold more than ours.
+clean:
+	@state=$$(pg_test/bin/state) && \
+	if [ -e "$$state/demo/env" ]; then $(MAKE) -s stop; fi && \
+	$(step) "Removing $$state and what the compiler made" rm -rf "$$state"/{pg,pg.new,kafka,demo,test} "$${CARGO_TARGET_DIR:-target}" && \
+	rmdir --ignore-fail-on-non-empty "$$state"

@@ -1,0 +1,287 @@
+//! An Apache Kafka broker of our own: one KRaft node that is its own controller, on 127.0.0.1.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use futures_executor::block_on;
+use rdkafka::ClientConfig;
+use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
+
+use crate::process::{Launch, Lifetime, Process, Signal};
+use crate::state;
+use crate::wait::{self, Seen};
+
+const START_AT_MOST: Duration = Duration::from_secs(90);
+const STOP_AT_MOST: Duration = Duration::from_secs(60);
+const ANSWER_AT_MOST: Duration = Duration::from_secs(10);
+
+/// Below the range from which the kernel takes ports for outgoing connections: a client that tries a closed port there
+/// again and again connects to itself one day and keeps the broker from coming back.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// What a broker is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Starts fast: the first compiler only, a small heap.
+    Test,
+    /// Runs fast.
+    Benchmark,
+}
+
+/// A broker. All methods take `&self`, so that tests can share one.
+#[derive(Debug)]
+pub struct Broker {
+    directory: PathBuf,
+    port: u16,
+    purpose: Purpose,
+    lifetime: Lifetime,
+    server: Mutex<Option<Process>>,
+}
+
+impl Broker {
+    /// Makes a broker in the new directory `directory` and starts it.
+    pub fn start_in(directory: &Path, purpose: Purpose, lifetime: Lifetime) -> Result<Broker> {
+        fs::create_dir_all(directory).with_context(|| format!("could not make {directory:?}"))?;
+        let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
+        let (port, controller) = two_free_ports()?;
+        let broker = Broker { port, purpose, lifetime, server: Mutex::new(None), directory };
+        let properties = broker.properties();
+        fs::write(&properties, server_properties(port, controller, &broker.directory.join("data")))
+            .with_context(|| format!("could not write {properties:?}"))?;
+        let libraries = class_path()?;
+        let id = uuid::Uuid::new_v4().simple().to_string();
+        state::run(
+            Command::new("java")
+                .args([
+                    "-XX:TieredStopAtLevel=1",
+                    "-XX:+UseSerialGC",
+                    "-cp",
+                    &libraries,
+                    "kafka.tools.StorageTool",
+                    "format",
+                ])
+                .args(["-t", &id[..22], "-c"])
+                .arg(&properties),
+        )
+        .context("could not format the broker's storage")?;
+        broker.start()?;
+        Ok(broker)
+    }
+
+    /// Starts the server, also again on the same port and data, and waits until it can create a topic.
+    pub fn start(&self) -> Result<()> {
+        let mut server = self.server();
+        ensure!(server.is_none(), "the broker runs already");
+        let libraries = class_path()?;
+        let properties = self.properties().to_string_lossy().into_owned();
+        let machine: &[&str] = match self.purpose {
+            Purpose::Test => &["-Xms256m", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
+            Purpose::Benchmark => &["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"],
+        };
+        let args = [machine, &["-Xshare:auto", "-cp", &libraries, "kafka.Kafka", &properties]].concat();
+        let started = server.insert(Process::start(&Launch {
+            program: Path::new("java"),
+            args: &args,
+            as_server_user: false,
+            log: &self.log_path(),
+            lifetime: self.lifetime,
+            orphan_signal: "KILL",
+        })?);
+        let admin = self.admin()?;
+        let topic = format!("ready-{}", uuid::Uuid::new_v4().simple());
+        wait::until("the broker creates a topic", START_AT_MOST, || {
+            if let Some(status) = started.ended()? {
+                bail!("the broker ended at its start with {status}; see {:?}", self.log_path());
+            }
+            Ok(match create(&admin, &topic, 1, &[]) {
+                Ok(()) => Seen::Reached(()),
+                Err(error) => Seen::NotYet(format!("{error:#}")),
+            })
+        })
+    }
+
+    /// Stops the server as an operator would.
+    pub fn stop(&self) -> Result<()> {
+        self.end(Signal::TERM)
+    }
+
+    /// Kills the server.
+    pub fn kill(&self) -> Result<()> {
+        self.end(Signal::KILL)
+    }
+
+    /// Stops the server's time: connections stay open and nothing is answered.
+    pub fn freeze(&self) -> Result<()> {
+        self.server().as_ref().context("the broker does not run")?.signal(Signal::STOP)
+    }
+
+    /// Ends a freeze.
+    pub fn thaw(&self) -> Result<()> {
+        self.server().as_ref().context("the broker does not run")?.signal(Signal::CONT)
+    }
+
+    /// The process id of the server.
+    pub fn pid(&self) -> Result<i32> {
+        Ok(self.server().as_ref().context("the broker does not run")?.pid())
+    }
+
+    /// What goes into `bootstrap.servers`.
+    pub fn bootstrap(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where the server writes what it has to say.
+    pub fn log_path(&self) -> PathBuf {
+        self.directory.join("broker.log")
+    }
+
+    /// The settings with which it was started.
+    pub fn properties(&self) -> PathBuf {
+        self.directory.join("server.properties")
+    }
+
+    /// Creates a topic and waits until all its partitions have a leader.
+    pub fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) -> Result<()> {
+        let admin = self.admin()?;
+        create(&admin, name, partitions, settings)?;
+        wait::until(format_args!("topic {name} has {partitions} leaders"), ANSWER_AT_MOST, || {
+            let metadata = admin.inner().fetch_metadata(Some(name), ANSWER_AT_MOST).context("metadata")?;
+            let topic = metadata.topics().first().context("the answer names no topic")?;
+            let led = topic.partitions().iter().filter(|partition| partition.leader() >= 0).count();
+            Ok(if led as i32 == partitions { Seen::Reached(()) } else { Seen::NotYet(format!("{led} have one")) })
+        })
+    }
+
+    /// Sets one setting of a topic; its others fall back to their defaults.
+    pub fn set_topic(&self, name: &str, setting: &str, value: &str) -> Result<()> {
+        let admin = self.admin()?;
+        let change = AlterConfig::new(ResourceSpecifier::Topic(name)).set(setting, value);
+        for answer in block_on(admin.alter_configs([&change], &options()))? {
+            answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("alter topic {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Grows a topic to `partitions`.
+    pub fn grow_topic(&self, name: &str, partitions: usize) -> Result<()> {
+        let admin = self.admin()?;
+        let change = rdkafka::admin::NewPartitions::new(name, partitions);
+        for answer in block_on(admin.create_partitions([&change], &options()))? {
+            answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("grow topic {name}"))?;
+        }
+        Ok(())
+    }
+
+    fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
+        client_settings(&self.bootstrap()).create().context("could not make an admin client")
+    }
+
+    fn end(&self, signal: Signal) -> Result<()> {
+        let mut server = self.server().take().context("the broker does not run")?;
+        server.signal(signal)?;
+        server.wait_for_end(STOP_AT_MOST).with_context(|| format!("the broker after {signal:?}"))?;
+        Ok(())
+    }
+
+    fn server(&self) -> MutexGuard<'_, Option<Process>> {
+        // A test that panicked while it held the lock left a process or none: both are whole.
+        self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// What every client of these tests needs: quick returns to a broker that comes back, and silence while it is away.
+pub fn client_settings(bootstrap: &str) -> ClientConfig {
+    let mut settings = ClientConfig::new();
+    settings
+        .set("bootstrap.servers", bootstrap)
+        .set("reconnect.backoff.ms", "20")
+        .set("reconnect.backoff.max.ms", "200")
+        .set("log_level", "0")
+        .set("log.connection.close", "false");
+    settings
+}
+
+fn options() -> AdminOptions {
+    AdminOptions::new().request_timeout(Some(ANSWER_AT_MOST)).operation_timeout(Some(ANSWER_AT_MOST))
+}
+
+fn create(
+    admin: &AdminClient<DefaultClientContext>,
+    name: &str,
+    partitions: i32,
+    settings: &[(&str, &str)],
+) -> Result<()> {
+    let topic =
+        settings.iter().fold(NewTopic::new(name, partitions, TopicReplication::Fixed(1)), |topic, (setting, value)| {
+            topic.set(setting, value)
+        });
+    for answer in block_on(admin.create_topics([&topic], &options()))? {
+        match answer {
+            // An answer that got lost while the broker started: the topic is there.
+            Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+            Err((_, code)) => return Err(KafkaError::AdminOp(code)).with_context(|| format!("create topic {name}")),
+        }
+    }
+    Ok(())
+}
+
+fn class_path() -> Result<String> {
+    Ok(format!("{}/*", state::kafka_libraries()?.display()))
+}
+
+/// Two ports on which nobody listens. Each run begins elsewhere, so that runs side by side seldom want the same.
+fn two_free_ports() -> Result<(u16, u16)> {
+    static LAST: Mutex<Option<u16>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let span = PORTS.end - PORTS.start;
+    let mut next = last.unwrap_or_else(|| PORTS.start + fastrand::u16(..span));
+    let mut free = Vec::new();
+    for _ in 0..span {
+        next = if next + 1 < PORTS.end { next + 1 } else { PORTS.start };
+        if TcpListener::bind(("127.0.0.1", next)).is_ok() {
+            free.push(next);
+        }
+        if let [port, controller] = free[..] {
+            *last = Some(next);
+            return Ok((port, controller));
+        }
+    }
+    bail!("no two free ports in {PORTS:?}")
+}
+
+fn server_properties(port: u16, controller: u16, data: &Path) -> String {
+    format!(
+        "\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={}
+# A topic that nobody created is an error to be seen, not a surprise.
+auto.create.topics.enable=false
+# One node replicates to nobody.
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+# Files are allocated when they are needed.
+log.index.size.max.bytes=1048576
+controlled.shutdown.enable=false
+",
+        data.display()
+    )
+}

@@ -1,0 +1,53 @@
+//! The guarantees on whole clusters: a real Postgres for each test, a real Kafka, and a consumer that knows neither.
+//!
+//! A test is named after what it holds. `cargo test --release -p outbox_relay_pg_test --test cluster -- NAME` runs those
+//! whose name contains NAME.
+
+mod scene;
+
+mod crash;
+mod databases;
+mod host;
+mod identity;
+mod invented;
+mod latency;
+mod lost;
+mod order;
+mod outage;
+mod record;
+mod refusal;
+mod settings;
+mod sharing;
+mod volume;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // The servers do the work and the tests mostly wait for them: three keep two cores busy.
+    arguments.test_threads.get_or_insert(3);
+    let trials: Vec<Trial> = [
+        lost::trials(),
+        invented::trials(),
+        order::trials(),
+        identity::trials(),
+        sharing::trials(),
+        record::trials(),
+        latency::trials(),
+        host::trials(),
+        databases::trials(),
+        settings::trials(),
+        refusal::trials(),
+        crash::trials(),
+        outage::trials(),
+        volume::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    scene::stop_shared_broker();
+    conclusion.exit_code()
+}

@@ -1,0 +1,347 @@
+//! What a test plays in: a Postgres cluster of its own, and a broker that is shared or its own.
+
+use std::any::Any;
+use std::fmt::Display;
+use std::fs;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use libtest_mimic::{Failed, Trial};
+use outbox_relay_pg_test::broker::{Broker, Purpose};
+use outbox_relay_pg_test::checker::{self, Figures};
+use outbox_relay_pg_test::cluster::{Cluster, Log, Shutdown};
+use outbox_relay_pg_test::consumer::Consumer;
+use outbox_relay_pg_test::process::Lifetime;
+use outbox_relay_pg_test::wait::{self, Seen};
+use outbox_relay_pg_test::{load, state};
+use postgres::Client;
+use uuid::Uuid;
+
+/// The database of a test.
+pub const DATABASE: &str = "app";
+
+/// Long enough for anything that must happen some time; a bound that a test is about is its own.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Fast shutdown must not wait for Kafka (G7); every test ends with one.
+pub const FAST_SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// What each cluster starts with. The tests kill processes, not the machine, so nothing depends on fsync.
+const SETTINGS: &[(&str, &str)] = &[
+    ("shared_preload_libraries", "outbox_relay"),
+    ("max_worker_processes", "32"),
+    ("max_connections", "60"),
+    ("max_prepared_transactions", "10"),
+    ("shared_buffers", "64MB"),
+    ("max_wal_size", "512MB"),
+    ("fsync", "off"),
+];
+
+/// Sessions that a test left open when it stopped its server are told so; so are those that come too early.
+const ALWAYS_EXPECTED: &[&str] = &[
+    "FATAL:  terminating connection due to administrator command",
+    "FATAL:  the database system is shutting down",
+    "FATAL:  the database system is starting up",
+];
+
+/// A test.
+pub type Test = fn(&mut Scene) -> Result<()>;
+
+/// Whose broker a test uses.
+#[derive(Clone, Copy)]
+pub enum Kafka {
+    /// One for all, never stopped.
+    Shared,
+    /// One that the test may stop.
+    Own,
+}
+
+/// Whom a test tolerates beside it.
+#[derive(Clone, Copy)]
+pub enum Company {
+    /// Any other test.
+    Any,
+    /// None: it measures, or it needs both cores.
+    None,
+}
+
+/// Lists tests: `trials![(Shared, Any): one, two]`.
+#[macro_export]
+macro_rules! trials {
+    ($(($kafka:ident, $company:ident): $($test:ident),+ $(,)?);+ $(;)?) => {
+        vec![$($($crate::scene::trial(
+            concat!(module_path!(), "::", stringify!($test)),
+            $crate::scene::Kafka::$kafka,
+            $crate::scene::Company::$company,
+            $test,
+        )),+),+]
+    };
+}
+
+/// Makes a test of a function.
+pub fn trial(path: &'static str, kafka: Kafka, company: Company, test: Test) -> Trial {
+    let name = path.trim_start_matches("cluster::");
+    Trial::test(name, move || play(name, kafka, company, test))
+}
+
+/// The place of a test.
+pub struct Scene {
+    name: &'static str,
+    directory: PathBuf,
+    /// The test's cluster.
+    pub cluster: Cluster,
+    /// The test's broker.
+    pub broker: Arc<Broker>,
+    expected: Vec<String>,
+    topics: u32,
+}
+
+fn play(name: &'static str, kafka: Kafka, company: Company, test: Test) -> Result<(), Failed> {
+    static STAGE: RwLock<()> = RwLock::new(());
+    // A failed test leaves nothing behind that the lock would protect.
+    let (_shared, _alone) = match company {
+        Company::Any => (Some(STAGE.read().unwrap_or_else(PoisonError::into_inner)), None),
+        Company::None => (None, Some(STAGE.write().unwrap_or_else(PoisonError::into_inner))),
+    };
+    let mut scene = Scene::set(name, kafka).map_err(|error| Failed::from(format!("{error:#}")))?;
+    let outcome = panic::catch_unwind(AssertUnwindSafe(|| test(&mut scene).and_then(|()| scene.end())))
+        .unwrap_or_else(|panic| Err(anyhow!("panic: {}", panic_text(panic.as_ref()))));
+    match outcome {
+        Ok(()) => {
+            let directory = scene.directory.clone();
+            drop(scene);
+            fs::remove_dir_all(&directory).map_err(|error| Failed::from(format!("could not remove {directory:?}: {error}")))
+        }
+        Err(error) => Err(Failed::from(scene.report(&error))),
+    }
+}
+
+impl Scene {
+    fn set(name: &'static str, kafka: Kafka) -> Result<Scene> {
+        static NUMBER: AtomicUsize = AtomicUsize::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // Short, for the path of a socket is limited.
+        let short: String = name.rsplit("::").next().unwrap_or(name).chars().take(24).collect();
+        let directory = state::directory()?.join("test").join(format!("{}-{number:02}-{short}", std::process::id()));
+        let cluster = Cluster::create(&directory.join("pg"), Lifetime::WithUs)?;
+        let broker = match kafka {
+            Kafka::Shared => shared_broker()?,
+            Kafka::Own => Arc::new(Broker::start_in(&directory.join("kafka"), Purpose::Test, Lifetime::WithUs)?),
+        };
+        Ok(Scene { name, directory, cluster, broker, expected: Vec::new(), topics: 0 })
+    }
+
+    /// Starts the cluster with the extension in the database `app`, and returns a session there.
+    pub fn start(&mut self, settings: &[(&str, &str)]) -> Result<Client> {
+        let bootstrap = self.broker.bootstrap();
+        self.start_without_broker(&[&[("outbox_relay.bootstrap_servers", bootstrap.as_str())], settings].concat())
+    }
+
+    /// The same, with `bootstrap_servers` left to the test.
+    pub fn start_without_broker(&mut self, settings: &[(&str, &str)]) -> Result<Client> {
+        self.cluster.configure(SETTINGS)?;
+        self.cluster.configure(settings)?;
+        self.cluster.start()?;
+        create_database(&self.cluster, DATABASE)
+    }
+
+    /// A session in the test's database.
+    pub fn session(&self) -> Result<Client> {
+        self.cluster.connect(DATABASE)
+    }
+
+    /// Makes a topic that no other test uses.
+    pub fn topic(&mut self, partitions: i32) -> Result<String> {
+        let name = self.topic_name();
+        self.broker.create_topic(&name, partitions, &[])?;
+        Ok(name)
+    }
+
+    /// Names a topic that no other test uses.
+    pub fn topic_name(&mut self) -> String {
+        self.topics += 1;
+        format!("{}-{}-{}", self.name.replace("::", "."), std::process::id(), self.topics)
+    }
+
+    /// Follows a topic from its beginning.
+    pub fn follow(&self, topic: &str) -> Result<Consumer> {
+        Consumer::follow(&self.broker, &[topic])
+    }
+
+    /// The test provokes complaints in the server log that contain `text`.
+    pub fn expect_complaint(&mut self, text: &str) {
+        self.expected.push(text.into());
+    }
+
+    /// The test crashes the server, which says so in many ways.
+    pub fn expect_crash(&mut self) {
+        for text in [
+            "was terminated by signal 9: Killed",
+            "WARNING:  terminating connection because of crash of another server process",
+            "FATAL:  the database system is in recovery mode",
+            "FATAL:  the database system is not yet accepting connections",
+        ] {
+            self.expect_complaint(text);
+        }
+    }
+
+    /// Compares what the writers committed with all that the topic holds, and prints the figures.
+    pub fn compare(&self, client: &mut Client, topic: &str) -> Result<Figures> {
+        let committed = load::committed(client)?;
+        let records = self.follow(topic)?.rest(PATIENCE)?;
+        let figures = checker::compare(&committed, &records);
+        self.say(&figures);
+        Ok(figures)
+    }
+
+    /// Prints a line with the test's name before it.
+    pub fn say(&self, text: impl Display) {
+        println!("     {}: {text}", self.name);
+    }
+
+    /// The path of a new directory of the test.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Holds after every test: the server stops at once and has nothing to complain of.
+    fn end(&mut self) -> Result<()> {
+        if self.cluster.pid().is_ok() {
+            let took = self.cluster.stop(Shutdown::Fast)?;
+            ensure!(took < FAST_SHUTDOWN, "the fast shutdown at the end took {took:?}");
+        }
+        let log = self.cluster.log()?;
+        let expected: Vec<String> =
+            ALWAYS_EXPECTED.iter().map(|text| (*text).to_owned()).chain(self.expected.iter().cloned()).collect();
+        let complaints = log.complaints(&expected);
+        ensure!(complaints.is_empty(), "the server log complains:\n{}", complaints.join("\n"));
+        Ok(())
+    }
+
+    fn report(&self, error: &anyhow::Error) -> String {
+        let server = self.cluster.log().map(|log| log.tail(40)).unwrap_or_default();
+        let broker = Log::read(&self.broker.log_path()).map(|log| log.tail(10)).unwrap_or_default();
+        format!(
+            "{error:?}\n--- end of the server log ---\n{server}\n--- end of the broker's log ---\n{broker}\n--- all is in {}",
+            self.directory.display()
+        )
+    }
+}
+
+/// Makes a database with the extension and the writers' tables, and returns a session there.
+pub fn create_database(cluster: &Cluster, name: &str) -> Result<Client> {
+    cluster.connect("postgres")?.batch_execute(&format!("create database {name}")).context("create database")?;
+    let mut client = cluster.connect(name)?;
+    client.batch_execute("create extension outbox_relay").context("create extension")?;
+    load::create_tables(&mut client)?;
+    Ok(client)
+}
+
+/// Enqueues a text message and returns its id.
+pub fn enqueue(client: &mut impl postgres::GenericClient, topic: &str, key: &str, value: &str) -> Result<Uuid> {
+    Ok(client
+        .query_one("select outbox.enqueue($1::text, $2::text, $3::text)", &[&topic, &key, &value])
+        .context("enqueue")?
+        .get(0))
+}
+
+/// Enqueues `count` messages with the keys `key-0`, `key-1` and so on, in one transaction.
+pub fn enqueue_many(client: &mut Client, topic: &str, count: i32) -> Result<()> {
+    client
+        .execute(
+            "select outbox.enqueue($1::text, 'key-' || n, 'value ' || n) from generate_series(0, $2::integer - 1) n",
+            &[&topic, &count],
+        )
+        .context("enqueue many")?;
+    Ok(())
+}
+
+/// Waits until the table is empty: everything committed is acknowledged.
+pub fn wait_until_published(client: &mut Client, at_most: Duration) -> Result<()> {
+    wait::until("outbox.message is empty", at_most, || {
+        let left: i64 = client.query_one("select count(*) from outbox.message", &[])?.get(0);
+        Ok(if left == 0 { Seen::Reached(()) } else { Seen::NotYet(format!("{left} rows wait")) })
+    })
+}
+
+/// A relay process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// Process id.
+    pub pid: i32,
+    /// State in outbox.pg_stat_relay.
+    pub state: String,
+    /// Unexpired leases.
+    pub leased_buckets: i64,
+}
+
+/// The relays of this session's database, by the server's own list of processes.
+pub fn relay_processes(client: &mut Client) -> Result<Vec<i32>> {
+    let rows = client.query(
+        "select pid from pg_stat_activity where backend_type = 'outbox_relay relay' and datname = current_database() order by pid",
+        &[],
+    )?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// The relays of this session's database, by their own view.
+pub fn relays(client: &mut Client) -> Result<Vec<Relay>> {
+    let rows = client.query("select pid, state, leased_buckets from outbox.pg_stat_relay order by pid", &[])?;
+    Ok(rows
+        .iter()
+        .map(|row| Relay { pid: row.get(0), state: row.get(1), leased_buckets: row.get(2) })
+        .collect())
+}
+
+/// Waits until `count` relays hold all buckets in fair shares.
+pub fn wait_until_shared(client: &mut Client, count: usize, at_most: Duration) -> Result<Vec<Relay>> {
+    let buckets: i32 = client.query_one("select outbox.bucket_count()", &[])?.get(0);
+    let buckets = i64::from(buckets);
+    let (least, most) = (buckets / count as i64, (buckets + count as i64 - 1) / count as i64);
+    wait::until(format_args!("{count} relays hold {least} to {most} of {buckets} buckets each"), at_most, || {
+        let relays = relays(client)?;
+        let held: i64 = relays.iter().map(|relay| relay.leased_buckets).sum();
+        let fair = relays.iter().all(|relay| (least..=most).contains(&relay.leased_buckets));
+        Ok(if relays.len() == count && fair && held == buckets {
+            Seen::Reached(relays)
+        } else {
+            Seen::NotYet(format!("{relays:?}"))
+        })
+    })
+}
+
+static SHARED: Mutex<Option<(Arc<Broker>, PathBuf)>> = Mutex::new(None);
+
+fn shared_broker() -> Result<Arc<Broker>> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((broker, _)) = &*shared {
+        return Ok(Arc::clone(broker));
+    }
+    let directory = state::directory()?.join("test").join(format!("{}-broker", std::process::id()));
+    let broker = Arc::new(Broker::start_in(&directory, Purpose::Test, Lifetime::WithUs)?);
+    *shared = Some((Arc::clone(&broker), directory));
+    Ok(broker)
+}
+
+/// Stops the broker that the tests shared, once they are all done.
+pub fn stop_shared_broker() {
+    let Some((broker, directory)) = SHARED.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+        return;
+    };
+    let stopped = broker.kill().and_then(|()| Ok(fs::remove_dir_all(&directory)?));
+    if let Err(error) = stopped {
+        eprintln!("could not clear away the shared broker: {error:#}");
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of an unknown kind")
+}

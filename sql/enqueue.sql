@@ -1,0 +1,86 @@
+-- What writers call. One C function a combination of key and value types, so that untyped literals resolve to text.
+--
+-- SECURITY DEFINER because nobody but the owner may write outbox.message; PARALLEL UNSAFE because it writes.
+
+create function outbox.enqueue(
+    topic text,
+    key bytea,
+    value bytea,
+    headers jsonb default null,
+    partition integer default null,
+    message_id uuid default null
+) returns uuid
+    language c volatile parallel unsafe security definer
+    set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enqueue_bytea_bytea';
+comment on function outbox.enqueue(text, bytea, bytea, jsonb, integer, uuid) is
+    'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
+
+create function outbox.enqueue(
+    topic text,
+    key text,
+    value text,
+    headers jsonb default null,
+    partition integer default null,
+    message_id uuid default null
+) returns uuid
+    language c volatile parallel unsafe security definer
+    set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enqueue_text_text';
+comment on function outbox.enqueue(text, text, text, jsonb, integer, uuid) is
+    'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
+
+create function outbox.enqueue(
+    topic text,
+    key text,
+    value jsonb,
+    headers jsonb default null,
+    partition integer default null,
+    message_id uuid default null
+) returns uuid
+    language c volatile parallel unsafe security definer
+    set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enqueue_text_jsonb';
+comment on function outbox.enqueue(text, text, jsonb, jsonb, integer, uuid) is
+    'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
+
+create function outbox.enqueue(
+    topic text,
+    key text,
+    value json,
+    headers jsonb default null,
+    partition integer default null,
+    message_id uuid default null
+) returns uuid
+    language c volatile parallel unsafe security definer
+    set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enqueue_text_json';
+comment on function outbox.enqueue(text, text, json, jsonb, integer, uuid) is
+    'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
+
+create function outbox.enqueue(
+    topic text,
+    key text,
+    value bytea,
+    headers jsonb default null,
+    partition integer default null,
+    message_id uuid default null
+) returns uuid
+    language c volatile parallel unsafe security definer
+    set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'enqueue_text_bytea';
+comment on function outbox.enqueue(text, text, bytea, jsonb, integer, uuid) is
+    'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
+
+create function outbox.decode_headers(headers bytea) returns jsonb
+    language c immutable strict parallel safe
+    as 'MODULE_PATHNAME', 'decode_headers';
+comment on function outbox.decode_headers(bytea) is
+    'headers of a stored message as an array of [name, value] pairs; a value that is no UTF-8 text is {"base64": ...}';
+
+create function outbox.bucket_count() returns integer
+    language sql stable parallel safe
+    begin atomic
+        select coalesce((select s.value::integer from outbox.setting s where s.name = 'bucket_count'), 8);
+    end;
+comment on function outbox.bucket_count() is 'number of buckets of this database';

@@ -1,0 +1,117 @@
+-- "Is it working?" Never a key or a value here: payloads may be secret.
+
+create function outbox.relay_status(
+    out relay_id text,
+    out pid integer,
+    out state text,
+    out state_since timestamptz,
+    out batches bigint,
+    out messages bigint,
+    out bytes bigint,
+    out errors bigint,
+    out last_error text,
+    out last_error_at timestamptz,
+    out stats_reset timestamptz
+) returns setof record
+    language c volatile parallel restricted
+    as 'MODULE_PATHNAME', 'relay_status';
+comment on function outbox.relay_status() is 'what the running relays of this database note in shared memory; read it through outbox.pg_stat_relay';
+
+create function outbox.bucket_status(
+    out bucket integer,
+    out acknowledged bigint,
+    out last_acknowledged_at timestamptz
+) returns setof record
+    language c volatile parallel restricted
+    as 'MODULE_PATHNAME', 'bucket_status';
+comment on function outbox.bucket_status() is 'counters of the buckets of this database in shared memory; read it through outbox.pg_stat_bucket';
+
+create view outbox.pg_stat_relay as
+select s.relay_id,
+       s.pid,
+       s.state,
+       s.state_since,
+       (select count(*)
+        from outbox.lease l
+        where l.relay_id = s.relay_id and l.expires_at > pg_catalog.clock_timestamp()) as leased_buckets,
+       s.batches,
+       s.messages,
+       s.bytes,
+       s.errors,
+       s.last_error,
+       s.last_error_at,
+       r.started_at,
+       r.last_seen,
+       s.stats_reset
+from outbox.relay_status() s
+left join outbox.relay r on r.relay_id = s.relay_id collate "C";
+
+comment on view outbox.pg_stat_relay is 'one row for each running relay of this database';
+comment on column outbox.pg_stat_relay.relay_id is 'identity of the relay, as in outbox.lease; null until it has a Kafka client';
+comment on column outbox.pg_stat_relay.pid is 'process id, as in pg_stat_activity';
+comment on column outbox.pg_stat_relay.state is 'what it does or waits for: starting, idle, publishing, waiting for broker, backing off, standby, disabled, not configured, version mismatch, stopping';
+comment on column outbox.pg_stat_relay.state_since is 'since when it is in this state';
+comment on column outbox.pg_stat_relay.leased_buckets is 'buckets with an unexpired lease of this relay';
+comment on column outbox.pg_stat_relay.batches is 'batches acknowledged';
+comment on column outbox.pg_stat_relay.messages is 'messages acknowledged by the broker and removed';
+comment on column outbox.pg_stat_relay.bytes is 'bytes of key, value and headers of those messages';
+comment on column outbox.pg_stat_relay.errors is 'failed attempts: refused messages, failed statements, errors of the Kafka client';
+comment on column outbox.pg_stat_relay.last_error is 'text of the latest of them';
+comment on column outbox.pg_stat_relay.last_error_at is 'time of the latest of them';
+comment on column outbox.pg_stat_relay.started_at is 'first heartbeat';
+comment on column outbox.pg_stat_relay.last_seen is 'latest heartbeat';
+comment on column outbox.pg_stat_relay.stats_reset is 'since when the counters count';
+
+-- The backlog is counted up to 1,000 rows a bucket: a view that reads the whole table is no help in an incident.
+create view outbox.pg_stat_bucket as
+select b.bucket,
+       l.relay_id,
+       l.token,
+       l.expires_at as lease_expires_at,
+       case
+           when f.id is not null then 'failing'
+           when o.id is null then 'empty'
+           when l.relay_id is null or l.expires_at <= pg_catalog.clock_timestamp() then 'unowned'
+           else 'pending'
+       end as state,
+       (select count(*) from (select from outbox.message m where m.bucket = b.bucket limit 1000) c) as backlog,
+       o.created_at as oldest_created_at,
+       pg_catalog.clock_timestamp() - o.created_at as oldest_age,
+       coalesce(s.acknowledged, 0) as acknowledged,
+       s.last_acknowledged_at,
+       f.id as failing_id,
+       f.attempts,
+       f.first_failed_at as failing_since,
+       f.error as last_error,
+       f.next_try_at
+from pg_catalog.generate_series(0, outbox.bucket_count() - 1) b (bucket)
+left join outbox.lease l on l.bucket = b.bucket
+left join outbox.bucket_status() s on s.bucket = b.bucket
+left join lateral (
+    select m.id, m.created_at from outbox.message m where m.bucket = b.bucket order by m.id limit 1
+) o on true
+left join lateral (
+    select e.id, e.attempts, e.first_failed_at, e.error, e.next_try_at
+    from outbox.failure e
+    where e.bucket = b.bucket
+      and exists (select from outbox.message m where m.bucket = e.bucket and m.id = e.id)
+    order by e.id
+    limit 1
+) f on true;
+
+comment on view outbox.pg_stat_bucket is 'one row for each bucket: who publishes it, what waits in it and why';
+comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.bucket_count() less one';
+comment on column outbox.pg_stat_bucket.relay_id is 'the relay named by the lease';
+comment on column outbox.pg_stat_bucket.token is 'grows at every change of owner';
+comment on column outbox.pg_stat_bucket.lease_expires_at is 'when the lease ends unless it is renewed';
+comment on column outbox.pg_stat_bucket.state is 'empty, pending, failing (the broker refuses its first message), unowned (rows, but no relay holds a lease)';
+comment on column outbox.pg_stat_bucket.backlog is 'rows waiting, counted up to 1000';
+comment on column outbox.pg_stat_bucket.oldest_created_at is 'when the first waiting row was stored';
+comment on column outbox.pg_stat_bucket.oldest_age is 'how long it has been waiting';
+comment on column outbox.pg_stat_bucket.acknowledged is 'messages of this bucket acknowledged since the server started or outbox.reset_stats()';
+comment on column outbox.pg_stat_bucket.last_acknowledged_at is 'time of the latest of them';
+comment on column outbox.pg_stat_bucket.failing_id is 'id of the message that the broker refuses';
+comment on column outbox.pg_stat_bucket.attempts is 'refused attempts of that message';
+comment on column outbox.pg_stat_bucket.failing_since is 'time of the first refusal';
+comment on column outbox.pg_stat_bucket.last_error is 'what the Kafka client reported last';
+comment on column outbox.pg_stat_bucket.next_try_at is 'earliest time of the next attempt';

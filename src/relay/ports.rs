@@ -1,0 +1,234 @@
+//! The four things the loop needs: where messages are stored, where they go, what time it is, and what wakes it.
+//!
+//! All are synchronous and none waits for Kafka: the loop waits only in [`Bell::rest`], with a deadline. So the same loop
+//! runs in a background worker and, on a virtual clock, in a test.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::bucket::Bucket;
+use crate::clock::Time;
+use crate::lease::Lease;
+use crate::message::Batch;
+use crate::settings::Settings;
+
+/// Where messages and leases are stored. One relay calls one verb at a time; each is one short transaction.
+pub trait Store {
+    /// One round: heartbeat, keep, hand back, claim. `busy` buckets are still being published: those above the share are
+    /// kept and come back in [`Acquired::leaving`].
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError>;
+
+    /// Extends leases that have not expired, all or none, and the heartbeat. Never claims and never revives.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn renew(&mut self, leases: &[Lease]) -> Result<bool, StoreError>;
+
+    /// Frees leases that [`Store::acquire`] wanted to hand back once nothing of theirs is being published.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError>;
+
+    /// Which of the buckets have messages.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError>;
+
+    /// Appends to `batch` the bucket's messages with an id above `after`, oldest first, up to `limits`. Says whether there
+    /// may be more. What it gives is committed for good: a crash cannot undo it any more.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError>;
+
+    /// Removes exactly the named messages, where the lease still holds, and returns for each whether it did.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says; then nothing was removed, as far as known.
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError>;
+
+    /// Notes that the first message of a bucket was refused, for the next owner and for the operator.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError>;
+
+    /// What earlier owners noted of these buckets: at most one failure a bucket, that of its first message.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError>;
+
+    /// Marks the relay as stopped, then frees its leases, in this order.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says; then the leases end by themselves.
+    fn release(&mut self) -> Result<(), StoreError>;
+}
+
+/// What one batch may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Most rows, at least 1.
+    pub rows: usize,
+    /// Most bytes; the row that passes the limit is the last.
+    pub bytes: usize,
+}
+
+/// The answer to an acquisition.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Acquired {
+    /// All leases that the relay holds now.
+    pub leases: Vec<Lease>,
+    /// Those of them to hand back as soon as nothing of theirs is being published.
+    pub leaving: BTreeSet<Bucket>,
+    /// Whether something was freed that a peer may claim now.
+    pub freed: bool,
+}
+
+/// Messages that the broker acknowledged: the first `len` rows of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Acknowledged<'a> {
+    /// The lease under which they were published.
+    pub lease: Lease,
+    /// The batch as it was fetched.
+    pub batch: &'a Batch,
+    /// Length of the acknowledged prefix, at least 1.
+    pub len: usize,
+    /// Whether a noted failure is over with this.
+    pub ends_failure: bool,
+}
+
+/// A message at the head of its bucket that the broker refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Its bucket.
+    pub bucket: Bucket,
+    /// Its id.
+    pub id: i64,
+    /// Refused attempts so far.
+    pub attempts: u32,
+    /// What the client reported last.
+    pub error: String,
+    /// How long to wait for the next attempt, from now.
+    pub wait: Duration,
+}
+
+/// A failed store call, by what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Wait and try again.
+    #[error("{0}")]
+    Retry(String),
+    /// The store is gone for good, or this relay must leave it: stop without waiting.
+    #[error("{0}")]
+    Leave(String),
+}
+
+/// Names a batch on its way.
+pub type FlightId = u32;
+
+/// Where messages go. Nothing here blocks.
+pub trait Publisher {
+    /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more.
+    fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted;
+
+    /// Adds the outcomes that have come in since the last call.
+    fn collect(&mut self, reports: &mut Vec<Report>);
+
+    /// Gives up what the client has only queued; each such row is reported as [`PublishError::GivenUp`]. Rows already sent
+    /// are reported as usual. What is submitted later is not affected.
+    fn purge(&mut self);
+}
+
+/// How far a submission went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submitted {
+    /// Rows handed over.
+    pub rows: usize,
+    /// Why the next row was refused for good; none when all were taken or the client is full for now.
+    pub refused: Option<PublishError>,
+}
+
+/// The outcome of one row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// The flight it was submitted with.
+    pub flight: FlightId,
+    /// Its index in the batch.
+    pub index: u32,
+    /// Acknowledged, or why not.
+    pub outcome: Result<(), PublishError>,
+}
+
+/// Why a row was not acknowledged, by what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PublishError {
+    /// The row was never sent, through no fault of its own: submit it again at once.
+    #[error("the message was given up before it was sent")]
+    GivenUp,
+    /// The broker or the client refused the row: wait, then try it alone.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What time it is.
+pub trait Clock {
+    /// Now, on a monotonic clock that counts suspended time.
+    fn now(&self) -> Time;
+}
+
+/// What wakes the relay, and the orders it gets.
+pub trait Bell {
+    /// The lowest id that was committed to the bucket since the last call, if any. Must be called before the snapshot that
+    /// reads the bucket is taken.
+    fn take(&mut self, bucket: Bucket) -> Option<i64>;
+
+    /// Whether something was committed since the last call of which the bucket is not known.
+    fn take_unknown(&mut self) -> bool;
+
+    /// From now on commits to these buckets, and no others, wake this relay.
+    fn listen_for(&mut self, buckets: &BTreeSet<Bucket>);
+
+    /// Other relays may want to look at the fair share now rather than at their next round.
+    fn call_peers(&mut self);
+
+    /// The latest order, if there is one.
+    fn order(&mut self) -> Option<Order>;
+
+    /// Sleeps until `until`, a bell, a delivery report or an order, whatever comes first.
+    fn rest(&mut self, wait: Wait, until: Time);
+}
+
+/// What somebody else wants of the relay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// Go on with these settings.
+    Settings(Box<Settings>),
+    /// Look at the fair share now: a peer came, left, or handed something back.
+    Rebalance,
+    /// Stop gracefully.
+    Stop,
+}
+
+/// Why the relay rests: every wait has a reason that an operator can see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing to publish.
+    Idle,
+    /// No bucket is its own.
+    Standby,
+    /// Rows are with the client and their reports are due.
+    Publishing,
+    /// Rows are with the client and Kafka has not answered for a while.
+    Broker,
+    /// All buckets with rows wait for their next attempt, or the store failed.
+    BackingOff,
+    /// On its way out.
+    Stopping,
+}
