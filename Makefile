@@ -81,7 +81,7 @@ servers: prepare
 	@$(step) 'Building the extension' cargo build $(extension)
 	@$(step) 'Building tests, demo and benchmark' cargo build $(pg_test) --all-targets
 	@$(step) 'Copying PostgreSQL to a place of its own' pg_test/bin/private-postgres
-	@$(step) 'Installing the extension there' pg_test/bin/install "$$(pg_test/bin/private-postgres)"
+	@DESTDIR= $(step) 'Installing the extension there' pg_test/bin/install "$$(pg_test/bin/private-postgres)"
 
 demo: servers
 	@$(with_state) cargo run -q $(pg_test) --bin demo
@@ -95,10 +95,6 @@ stop:
 psql:
 	@pg_test/bin/psql
 
-# The servers first: they would go on in directories that are gone. The state directory may have been named by the user
-# and hold more than ours.
+# The servers first: they would go on in directories that are gone.
 clean:
-	@state=$$(pg_test/bin/state) && \
-	if [ -e "$$state/demo/env" ]; then $(MAKE) -s stop; fi && \
-	$(step) "Removing $$state and what the compiler made" rm -rf "$$state"/{pg,pg.new,kafka,demo,test} "$${CARGO_TARGET_DIR:-target}" && \
-	rmdir --ignore-fail-on-non-empty "$$state"
+	@pg_test/bin/clean

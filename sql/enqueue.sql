@@ -12,7 +12,7 @@ create function outbox.enqueue(
 ) returns uuid
     language c volatile parallel unsafe security definer
     set search_path = pg_catalog, pg_temp
-    as 'MODULE_PATHNAME', 'enqueue_bytea_bytea';
+    as 'MODULE_PATHNAME', 'outbox_enqueue_bytea_bytea';
 comment on function outbox.enqueue(text, bytea, bytea, jsonb, integer, uuid) is
     'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
 
@@ -26,7 +26,7 @@ create function outbox.enqueue(
 ) returns uuid
     language c volatile parallel unsafe security definer
     set search_path = pg_catalog, pg_temp
-    as 'MODULE_PATHNAME', 'enqueue_text_text';
+    as 'MODULE_PATHNAME', 'outbox_enqueue_text_text';
 comment on function outbox.enqueue(text, text, text, jsonb, integer, uuid) is
     'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
 
@@ -40,7 +40,7 @@ create function outbox.enqueue(
 ) returns uuid
     language c volatile parallel unsafe security definer
     set search_path = pg_catalog, pg_temp
-    as 'MODULE_PATHNAME', 'enqueue_text_jsonb';
+    as 'MODULE_PATHNAME', 'outbox_enqueue_text_jsonb';
 comment on function outbox.enqueue(text, text, jsonb, jsonb, integer, uuid) is
     'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
 
@@ -54,7 +54,7 @@ create function outbox.enqueue(
 ) returns uuid
     language c volatile parallel unsafe security definer
     set search_path = pg_catalog, pg_temp
-    as 'MODULE_PATHNAME', 'enqueue_text_json';
+    as 'MODULE_PATHNAME', 'outbox_enqueue_text_json';
 comment on function outbox.enqueue(text, text, json, jsonb, integer, uuid) is
     'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
 
@@ -68,13 +68,13 @@ create function outbox.enqueue(
 ) returns uuid
     language c volatile parallel unsafe security definer
     set search_path = pg_catalog, pg_temp
-    as 'MODULE_PATHNAME', 'enqueue_text_bytea';
+    as 'MODULE_PATHNAME', 'outbox_enqueue_text_bytea';
 comment on function outbox.enqueue(text, text, bytea, jsonb, integer, uuid) is
     'saves a message in the current transaction, to be published to Kafka once it commits; returns the message id';
 
 create function outbox.decode_headers(headers bytea) returns jsonb
     language c immutable strict parallel safe
-    as 'MODULE_PATHNAME', 'decode_headers';
+    as 'MODULE_PATHNAME', 'outbox_decode_headers';
 comment on function outbox.decode_headers(bytea) is
     'headers of a stored message as an array of [name, value] pairs; a value that is no UTF-8 text is {"base64": ...}';
 

@@ -14,7 +14,7 @@ create function outbox.relay_status(
     out stats_reset timestamptz
 ) returns setof record
     language c volatile parallel restricted
-    as 'MODULE_PATHNAME', 'relay_status';
+    as 'MODULE_PATHNAME', 'outbox_relay_status';
 comment on function outbox.relay_status() is 'what the running relays of this database note in shared memory; read it through outbox.pg_stat_relay';
 
 create function outbox.bucket_status(
@@ -23,7 +23,7 @@ create function outbox.bucket_status(
     out last_acknowledged_at timestamptz
 ) returns setof record
     language c volatile parallel restricted
-    as 'MODULE_PATHNAME', 'bucket_status';
+    as 'MODULE_PATHNAME', 'outbox_bucket_status';
 comment on function outbox.bucket_status() is 'counters of the buckets of this database in shared memory; read it through outbox.pg_stat_bucket';
 
 create view outbox.pg_stat_relay as

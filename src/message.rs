@@ -159,7 +159,7 @@ impl Batch {
     }
 
     /// The ids of the first `len` rows.
-    pub fn ids(&self, len: usize) -> impl ExactSizeIterator<Item = i64> + '_ {
+    pub fn ids(&self, len: usize) -> impl ExactSizeIterator<Item = i64> + Clone + '_ {
         self.rows[..len].iter().map(|row| row.id)
     }
 

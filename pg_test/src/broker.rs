@@ -15,7 +15,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-use crate::process::{Launch, Lifetime, Process, Signal};
+use crate::process::{self, Launch, Lifetime, Process, Signal};
 use crate::state;
 use crate::wait::{self, Seen};
 
@@ -86,7 +86,11 @@ impl Broker {
             Purpose::Test => &["-Xms256m", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
             Purpose::Benchmark => &["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"],
         };
-        let args = [machine, &["-Xshare:auto", "-cp", &libraries, "kafka.Kafka", &properties]].concat();
+        let args = [
+            machine,
+            &["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", &libraries, "kafka.Kafka", &properties],
+        ]
+        .concat();
         let started = server.insert(Process::start(&Launch {
             program: Path::new("java"),
             args: &args,
@@ -95,6 +99,7 @@ impl Broker {
             lifetime: self.lifetime,
             orphan_signal: "KILL",
         })?);
+        fs::write(pid_file(&self.directory), started.pid().to_string()).context("could not write the broker's pid")?;
         let admin = self.admin()?;
         let topic = format!("ready-{}", uuid::Uuid::new_v4().simple());
         wait::until("the broker creates a topic", START_AT_MOST, || {
@@ -138,6 +143,15 @@ impl Broker {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// The version of Kafka, from its jars.
+    pub fn version(&self) -> Result<String> {
+        let libraries = state::kafka_libraries()?;
+        let jars = fs::read_dir(&libraries).with_context(|| format!("could not read {libraries:?}"))?;
+        jars.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .find_map(|name| Some(name.strip_prefix("kafka_2.13-")?.strip_suffix(".jar")?.to_owned()))
+            .context("there is no jar of the broker")
+    }
+
     /// Where the server writes what it has to say.
     pub fn log_path(&self) -> PathBuf {
         self.directory.join("broker.log")
@@ -170,6 +184,15 @@ impl Broker {
         Ok(())
     }
 
+    /// Deletes a topic with all its records.
+    pub fn delete_topic(&self, name: &str) -> Result<()> {
+        let admin = self.admin()?;
+        for answer in block_on(admin.delete_topics(&[name], &options()))? {
+            answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("delete topic {name}"))?;
+        }
+        Ok(())
+    }
+
     /// Grows a topic to `partitions`.
     pub fn grow_topic(&self, name: &str, partitions: usize) -> Result<()> {
         let admin = self.admin()?;
@@ -195,6 +218,29 @@ impl Broker {
         // A test that panicked while it held the lock left a process or none: both are whole.
         self.server.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// Ends the broker that an earlier run left running in `directory`; whether there was one.
+pub fn stop_left_behind(directory: &Path) -> Result<bool> {
+    let Some(pid) = left_behind(directory) else { return Ok(false) };
+    process::send(pid, Signal::TERM)?;
+    wait::until_true("the broker has stopped", STOP_AT_MOST, || Ok(!process::alive(pid)))?;
+    Ok(true)
+}
+
+/// What goes into `bootstrap.servers` of the broker that an earlier run left running in `directory`, if there is one.
+pub fn bootstrap_left_behind(directory: &Path) -> Option<String> {
+    left_behind(directory)?;
+    let properties = fs::read_to_string(directory.join("server.properties")).ok()?;
+    properties.lines().find_map(|line| line.strip_prefix("advertised.listeners=PLAINTEXT://")).map(str::to_owned)
+}
+
+fn left_behind(directory: &Path) -> Option<i32> {
+    let directory = directory.canonicalize().ok()?;
+    let pid: i32 = fs::read_to_string(pid_file(&directory)).ok()?.parse().ok()?;
+    // A number in a file may be anybody's by now.
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    String::from_utf8_lossy(&command).contains(&*directory.to_string_lossy()).then_some(pid)
 }
 
 /// What every client of these tests needs: quick returns to a broker that comes back, and silence while it is away.
@@ -231,6 +277,10 @@ fn create(
         }
     }
     Ok(())
+}
+
+fn pid_file(directory: &Path) -> PathBuf {
+    directory.join("broker.pid")
 }
 
 fn class_path() -> Result<String> {
@@ -277,10 +327,19 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
+# Fifty partitions of bookkeeping are the default; each costs time at every start and stop.
+offsets.topic.num.partitions=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.num.partitions=1
 group.initial.rebalance.delay.ms=0
+# What is deleted makes room soon.
+log.segment.delete.delay.ms=1000
 # Files are allocated when they are needed.
 log.index.size.max.bytes=1048576
 controlled.shutdown.enable=false
+# A killed broker is let in again when the session of its last life has ended.
+broker.heartbeat.interval.ms=500
+broker.session.timeout.ms=2000
 ",
         data.display()
     )

@@ -249,6 +249,23 @@ impl Drop for Cluster {
     }
 }
 
+/// Ends the server that an earlier run left running in `directory`; whether there was one.
+pub fn stop_left_behind(directory: &Path) -> Result<bool> {
+    let Ok(data) = directory.join("data").canonicalize() else { return Ok(false) };
+    let processes = process::working_in(&data);
+    let Some(postmaster) = fs::read_to_string(data.join("postmaster.pid"))
+        .ok()
+        .and_then(|text| text.lines().next()?.parse().ok())
+        // A number in a file may be anybody's by now.
+        .filter(|pid| processes.contains(pid))
+    else {
+        return Ok(false);
+    };
+    process::send(postmaster, Signal::INT)?;
+    wait::until_true("the Postgres server has stopped", STOP_AT_MOST, || Ok(process::working_in(&data).is_empty()))?;
+    Ok(true)
+}
+
 /// Makes the server read its settings again.
 pub fn reload(client: &mut Client) -> Result<()> {
     client.batch_execute("select pg_reload_conf()").context("pg_reload_conf")

@@ -9,7 +9,7 @@ use rdkafka::message::{BorrowedMessage, Headers as _, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
 use uuid::Uuid;
 
-use crate::broker::{Broker, client_settings};
+use crate::broker::client_settings;
 
 /// The header that tells copies of one message.
 pub const MESSAGE_ID: &str = "x-outbox-message-id";
@@ -65,8 +65,8 @@ pub struct Consumer {
 
 impl Consumer {
     /// Follows all partitions that `topics` have now.
-    pub fn follow(broker: &Broker, topics: &[&str]) -> Result<Consumer> {
-        let client: BaseConsumer = client_settings(&broker.bootstrap())
+    pub fn follow(bootstrap: &str, topics: &[&str]) -> Result<Consumer> {
+        let client: BaseConsumer = client_settings(bootstrap)
             // librdkafka wants a group even from a consumer that joins none and commits nothing.
             .set("group.id", "reads-everything")
             .set("enable.auto.commit", "false")
@@ -130,7 +130,7 @@ impl Consumer {
     pub fn rest(&mut self, at_most: Duration) -> Result<Vec<Record>> {
         let until = Instant::now() + at_most;
         let mut records = Vec::new();
-        let ends = self.ends()?;
+        let ends = self.ends(ANSWER_AT_MOST)?;
         loop {
             let missing: i64 = ends.iter().map(|(place, end)| (end - self.positions[place]).max(0)).sum();
             if missing == 0 {
@@ -145,16 +145,21 @@ impl Consumer {
 
     /// How many records the followed topics hold (nothing here expires or is compacted).
     pub fn count(&self) -> Result<u64> {
-        Ok(self.ends()?.values().map(|end| *end as u64).sum())
+        self.count_within(ANSWER_AT_MOST)
     }
 
-    fn ends(&self) -> Result<HashMap<(String, i32), i64>> {
+    /// The same, with the patience that each question to the broker gets.
+    pub fn count_within(&self, at_most: Duration) -> Result<u64> {
+        Ok(self.ends(at_most)?.values().map(|end| *end as u64).sum())
+    }
+
+    fn ends(&self, at_most: Duration) -> Result<HashMap<(String, i32), i64>> {
         self.positions
             .keys()
             .map(|(topic, partition)| {
                 let (_, end) = self
                     .client
-                    .fetch_watermarks(topic, *partition, ANSWER_AT_MOST)
+                    .fetch_watermarks(topic, *partition, at_most)
                     .with_context(|| format!("could not get the end of {topic} [{partition}]"))?;
                 Ok(((topic.clone(), *partition), end))
             })

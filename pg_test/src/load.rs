@@ -19,10 +19,18 @@ use crate::checker::Committed;
 use crate::cluster::Address;
 use crate::wait::{self, Seen};
 
-/// The tables of the writers' business.
-const TABLES: &str = "\
-    create table account (key text primary key, changes bigint not null default 0);
-    create table written (message_id uuid primary key, key text not null, place bigint not null, value text not null);";
+/// The tables of the writers' business: orders that change, and every change as it was told to Kafka.
+pub const TABLES: &str = "\
+create table orders (
+    id text primary key,
+    version bigint not null default 0
+);
+create table order_event (
+    message_id uuid primary key,
+    order_id text not null,
+    version bigint not null,
+    event text not null
+);";
 
 /// What the writers do.
 #[derive(Clone, Debug)]
@@ -33,16 +41,16 @@ pub struct Plan {
     pub topic: String,
     /// Sessions at the same time.
     pub writers: usize,
-    /// Keys they share; every transaction locks the row of its key first.
-    pub keys: usize,
+    /// Orders they share; every transaction locks the row of its order first. The order's id is the message's key.
+    pub orders: usize,
     /// At most so many messages a transaction.
     pub messages_a_transaction: i64,
     /// Transactions in a hundred that are rolled back.
     pub rollbacks_percent: u32,
     /// Transactions in a hundred that roll back a savepoint in their middle.
     pub savepoints_percent: u32,
-    /// Values are padded to this many bytes.
-    pub value_bytes: usize,
+    /// Each message carries a note of so many bytes.
+    pub note_bytes: usize,
     /// They end when so many messages are committed; without it they go on until they are told.
     pub until_committed: Option<u64>,
     /// Each writer rests so long after a transaction.
@@ -54,17 +62,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Eight writers on forty keys, a tenth of the transactions rolled back.
+    /// Eight writers on forty orders, a tenth of the transactions rolled back.
     pub fn new(database: &str, topic: &str) -> Plan {
         Plan {
             database: database.into(),
             topic: topic.into(),
             writers: 8,
-            keys: 40,
+            orders: 40,
             messages_a_transaction: 4,
             rollbacks_percent: 10,
             savepoints_percent: 10,
-            value_bytes: 64,
+            note_bytes: 20,
             until_committed: None,
             rest: Duration::ZERO,
             session: "",
@@ -81,7 +89,7 @@ pub fn create_tables(client: &mut Client) -> Result<()> {
 /// The messages that the database says were committed.
 pub fn committed(client: &mut Client) -> Result<Vec<Committed>> {
     let rows = client
-        .query("select message_id, key, place, value from written", &[])
+        .query("select message_id, order_id, version, event from order_event", &[])
         .context("could not read the business rows")?;
     Ok(rows
         .iter()
@@ -110,7 +118,8 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, other: Tally) {
+    /// Adds what others noted.
+    pub fn add(&mut self, other: Tally) {
         self.committed.extend(other.committed);
         self.rolled_back.extend(other.rolled_back);
         self.unknown.extend(other.unknown);
@@ -146,15 +155,15 @@ struct Shared {
 }
 
 impl Load {
-    /// Starts the writers; the keys' rows are made first.
+    /// Starts the writers; the orders are made first.
     pub fn start(address: &Address, plan: &Plan) -> Result<Load> {
         let mut client = address.connect(&plan.database)?;
         client
             .execute(
-                "insert into account (key) select 'key-' || n from generate_series(1, $1::bigint) n on conflict do nothing",
-                &[&(plan.keys as i64)],
+                "insert into orders (id) select 'order-' || n from generate_series(1, $1::bigint) n on conflict do nothing",
+                &[&(plan.orders as i64)],
             )
-            .context("could not make the accounts")?;
+            .context("could not make the orders")?;
         let shared = Arc::new(Shared::default());
         let writers = (0..plan.writers)
             .map(|number| {
@@ -228,7 +237,7 @@ impl Writer {
         while !self.done() {
             let Ok(session) = self.open() else {
                 // The server is down or starts: look again soon, or be told to stop.
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(50));
                 continue;
             };
             self.write_until_lost(session)?;
@@ -245,9 +254,9 @@ impl Writer {
         let mut client = self.address.connect(&self.plan.database)?;
         client.batch_execute(self.plan.session)?;
         Ok(Session {
-            lock: client.prepare("update account set changes = changes + $2 where key = $1 returning changes")?,
+            lock: client.prepare("update orders set version = version + $2 where id = $1 returning version")?,
             write: client.prepare(
-                "insert into written select outbox.enqueue($1::text, $2::text, $4::text), $2, $3, $4 returning message_id",
+                "insert into order_event select outbox.enqueue($1::text, $2::text, $4::text), $2, $3, $4 returning message_id",
             )?,
             client,
         })
@@ -289,7 +298,7 @@ impl Writer {
 
     /// One transaction; whether it was committed.
     fn transaction(&mut self, session: &mut Session, noted: &mut Noted) -> Result<bool, postgres::Error> {
-        let key = format!("key-{}", self.rng.usize(1..=self.plan.keys));
+        let key = format!("order-{}", self.rng.usize(1..=self.plan.orders));
         let messages = self.rng.i64(1..=self.plan.messages_a_transaction);
         let savepoint = self.rng.u32(0..100) < self.plan.savepoints_percent;
         let roll_back = self.rng.u32(0..100) < self.plan.rollbacks_percent;
@@ -328,7 +337,11 @@ fn enqueue(
     key: &str,
     place: i64,
 ) -> Result<Uuid, postgres::Error> {
-    let value = format!("{:.<width$}", format!("{key}:{place}"), width = plan.value_bytes);
+    let value = format!(
+        "{{\"order\": \"{key}\", \"version\": {place}, \"note\": \"{:.<width$}\"}}",
+        "",
+        width = plan.note_bytes
+    );
     Ok(transaction.query_one(write, &[&plan.topic, &key, &place, &value])?.get(0))
 }
 

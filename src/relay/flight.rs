@@ -11,8 +11,6 @@ pub(super) struct Flight {
     /// The lease under which it was started.
     pub lease: Lease,
     pub batch: Batch,
-    /// Whether the bucket may hold more rows behind the batch.
-    pub more: bool,
     /// The lease was lost meanwhile: the reports are awaited, but the rows are kept, for a late success proves nothing.
     pub orphaned: bool,
     pub prefix: Prefix<PublishError>,
@@ -23,9 +21,9 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(lease: Lease, batch: Batch, more: bool) -> Self {
+    pub fn new(lease: Lease, batch: Batch) -> Self {
         let prefix = Prefix::new(batch.len());
-        Self { lease, batch, more, orphaned: false, prefix, submitted: 0, closed: false }
+        Self { lease, batch, orphaned: false, prefix, submitted: 0, closed: false }
     }
 
     /// The first row not yet handed over, if that is still to be done.
@@ -85,7 +83,7 @@ mod tests {
                 message_id: [0; 16],
             });
         }
-        Flight::new(Lease { bucket: 0, token: 1 }, batch, false)
+        Flight::new(Lease { bucket: 0, token: 1 }, batch)
     }
 
     fn refused() -> PublishError {

@@ -128,6 +128,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
     }
 
+    /// Gives back the publisher and the bell, so that the one can be closed and the other used again.
+    pub fn into_ports(self) -> (P, B) {
+        (self.publisher, self.bell)
+    }
+
     /// Publishes until it is ordered to stop or must leave.
     pub fn run(&mut self) -> Ended {
         loop {
@@ -522,7 +527,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.silence.since = self.clock.now();
         }
         self.window.add(batch.len(), batch.bytes());
-        self.flights.insert(id, Flight::new(lane.lease, batch, more));
+        self.flights.insert(id, Flight::new(lane.lease, batch));
         self.hand_over(id);
         Ok(true)
     }

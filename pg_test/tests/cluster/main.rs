@@ -7,6 +7,7 @@ mod scene;
 
 mod crash;
 mod databases;
+mod harness;
 mod host;
 mod identity;
 mod invented;
@@ -28,7 +29,14 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // The servers do the work and the tests mostly wait for them: three keep two cores busy.
     arguments.test_threads.get_or_insert(3);
+    if !arguments.list
+        && let Err(error) = scene::clear_away_earlier_runs()
+    {
+        eprintln!("{error:#}");
+        return ExitCode::FAILURE;
+    }
     let trials: Vec<Trial> = [
+        harness::trials(),
         lost::trials(),
         invented::trials(),
         order::trials(),

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Display;
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use outbox_relay_pg_test::broker::{Broker, Purpose};
 use outbox_relay_pg_test::checker::{self, Figures};
 use outbox_relay_pg_test::cluster::{Cluster, Log, Shutdown};
 use outbox_relay_pg_test::consumer::Consumer;
-use outbox_relay_pg_test::process::Lifetime;
+use outbox_relay_pg_test::process::{self, Lifetime};
 use outbox_relay_pg_test::wait::{self, Seen};
 use outbox_relay_pg_test::{load, state};
 use postgres::Client;
@@ -29,6 +29,11 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Fast shutdown must not wait for Kafka (G7); every test ends with one.
 pub const FAST_SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// Whether the run may take its time: longer outages, more messages.
+pub fn soak() -> bool {
+    std::env::var_os("OUTBOX_RELAY_SOAK").is_some()
+}
 
 /// What each cluster starts with. The tests kill processes, not the machine, so nothing depends on fsync.
 const SETTINGS: &[(&str, &str)] = &[
@@ -114,7 +119,8 @@ fn play(name: &'static str, kafka: Kafka, company: Company, test: Test) -> Resul
         Ok(()) => {
             let directory = scene.directory.clone();
             drop(scene);
-            fs::remove_dir_all(&directory).map_err(|error| Failed::from(format!("could not remove {directory:?}: {error}")))
+            fs::remove_dir_all(&directory)
+                .map_err(|error| Failed::from(format!("could not remove {directory:?}: {error}")))
         }
         Err(error) => Err(Failed::from(scene.report(&error))),
     }
@@ -169,7 +175,7 @@ impl Scene {
 
     /// Follows a topic from its beginning.
     pub fn follow(&self, topic: &str) -> Result<Consumer> {
-        Consumer::follow(&self.broker, &[topic])
+        Consumer::follow(&self.broker.bootstrap(), &[topic])
     }
 
     /// The test provokes complaints in the server log that contain `text`.
@@ -182,6 +188,7 @@ impl Scene {
         for text in [
             "was terminated by signal 9: Killed",
             "WARNING:  terminating connection because of crash of another server process",
+            "FATAL:  terminating connection due to unexpected postmaster exit",
             "FATAL:  the database system is in recovery mode",
             "FATAL:  the database system is not yet accepting connections",
         ] {
@@ -203,11 +210,6 @@ impl Scene {
         println!("     {}: {text}", self.name);
     }
 
-    /// The path of a new directory of the test.
-    pub fn directory(&self) -> &Path {
-        &self.directory
-    }
-
     /// Holds after every test: the server stops at once and has nothing to complain of.
     fn end(&mut self) -> Result<()> {
         if self.cluster.pid().is_ok() {
@@ -226,7 +228,7 @@ impl Scene {
         let server = self.cluster.log().map(|log| log.tail(40)).unwrap_or_default();
         let broker = Log::read(&self.broker.log_path()).map(|log| log.tail(10)).unwrap_or_default();
         format!(
-            "{error:?}\n--- end of the server log ---\n{server}\n--- end of the broker's log ---\n{broker}\n--- all is in {}",
+            "{error:#}\n--- end of the server log ---\n{server}\n--- end of the broker's log ---\n{broker}\n--- all is in {}",
             self.directory.display()
         )
     }
@@ -291,10 +293,7 @@ pub fn relay_processes(client: &mut Client) -> Result<Vec<i32>> {
 /// The relays of this session's database, by their own view.
 pub fn relays(client: &mut Client) -> Result<Vec<Relay>> {
     let rows = client.query("select pid, state, leased_buckets from outbox.pg_stat_relay order by pid", &[])?;
-    Ok(rows
-        .iter()
-        .map(|row| Relay { pid: row.get(0), state: row.get(1), leased_buckets: row.get(2) })
-        .collect())
+    Ok(rows.iter().map(|row| Relay { pid: row.get(0), state: row.get(1), leased_buckets: row.get(2) }).collect())
 }
 
 /// Waits until `count` relays hold all buckets in fair shares.
@@ -325,6 +324,21 @@ fn shared_broker() -> Result<Arc<Broker>> {
     let broker = Arc::new(Broker::start_in(&directory, Purpose::Test, Lifetime::WithUs)?);
     *shared = Some((Arc::clone(&broker), directory));
     Ok(broker)
+}
+
+/// Removes what failed tests of earlier runs kept for a look.
+pub fn clear_away_earlier_runs() -> Result<()> {
+    let Ok(entries) = fs::read_dir(state::directory()?.join("test")) else { return Ok(()) };
+    for entry in entries {
+        let entry = entry.context("could not list earlier runs")?;
+        let name = entry.file_name();
+        // Named after the process; one that still runs is somebody's run beside ours.
+        let run = name.to_str().and_then(|name| name.split('-').next()?.parse().ok());
+        if run.is_some_and(|pid| !process::alive(pid)) {
+            fs::remove_dir_all(entry.path()).with_context(|| format!("could not remove {:?}", entry.path()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Stops the broker that the tests shared, once they are all done.

@@ -1,0 +1,120 @@
+//! Processes die; nothing is lost, nothing is invented, and all is back by itself.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use libtest_mimic::Trial;
+use outbox_relay_pg_test::load::{self, Load, Plan};
+use outbox_relay_pg_test::process::{self, Signal};
+use outbox_relay_pg_test::wait::{self, Seen};
+use postgres::Client;
+
+use crate::scene::{DATABASE, PATIENCE, Scene, relays, wait_until_published, wait_until_shared};
+
+pub fn trials() -> Vec<Trial> {
+    crate::trials![
+        (Shared, Any):
+            sigkill_of_the_postmaster_loses_and_invents_nothing,
+            sigkill_of_a_relay_restarts_the_server_and_loses_nothing,
+            terminated_relay_is_back_within_seconds_and_loses_nothing,
+            terminated_launcher_is_back_within_seconds,
+            restart_under_load_loses_nothing,
+    ]
+}
+
+const SECONDS: Duration = Duration::from_secs(5);
+
+fn start_load(scene: &Scene, topic: &str) -> Result<Load> {
+    let load = Load::start(scene.cluster.address(), &Plan { writers: 4, ..Plan::new(DATABASE, topic) })?;
+    load.wait_for(500, PATIENCE)?;
+    Ok(load)
+}
+
+/// The writers go on; then all that was committed is in Kafka, and nothing else.
+fn require_nothing_lost(scene: &Scene, load: Load, topic: &str) -> Result<()> {
+    load.wait_for_more(500, PATIENCE)?;
+    let tally = load.stop()?;
+    let mut client = scene.session()?;
+    tally.check(&load::committed(&mut client)?)?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.compare(&mut client, topic)?.require_at_least_once()
+}
+
+fn sigkill_of_the_postmaster_loses_and_invents_nothing(scene: &mut Scene) -> Result<()> {
+    scene.start(&[("outbox_relay.workers", "2")])?;
+    scene.expect_crash();
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    for _ in 0..3 {
+        scene.cluster.kill()?;
+        scene.cluster.start()?;
+        load.wait_for_more(200, PATIENCE)?;
+    }
+    require_nothing_lost(scene, load, &topic)
+}
+
+fn sigkill_of_a_relay_restarts_the_server_and_loses_nothing(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[("outbox_relay.workers", "2")])?;
+    scene.expect_crash();
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    let victim = wait_until_shared(&mut client, 2, PATIENCE)?[0].pid;
+    process::send(victim, Signal::KILL)?;
+    wait::until_true("the session has noticed the crash", PATIENCE, || Ok(client.batch_execute("select").is_err()))?;
+    scene.cluster.wait_for_answer()?;
+    let mut client = scene.session()?;
+    // Leases of before the crash are void: nobody waits until they expire.
+    wait_until_shared(&mut client, 2, SECONDS)?;
+    require_nothing_lost(scene, load, &topic)
+}
+
+fn terminated_relay_is_back_within_seconds_and_loses_nothing(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("FATAL:  terminating background worker \"outbox_relay relay");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    for _ in 0..3 {
+        let victim = wait_until_shared(&mut client, 1, PATIENCE)?[0].pid;
+        client.execute("select pg_terminate_backend($1)", &[&victim])?;
+        wait::until("another relay holds all buckets", SECONDS, || {
+            let relays = relays(&mut client)?;
+            let back = matches!(&relays[..], [relay] if relay.pid != victim && relay.leased_buckets == 8);
+            Ok(if back { Seen::Reached(()) } else { Seen::NotYet(format!("{relays:?}")) })
+        })?;
+        load.wait_for_more(200, PATIENCE)?;
+    }
+    require_nothing_lost(scene, load, &topic)
+}
+
+fn launcher(client: &mut Client) -> Result<Option<i32>> {
+    let row = client.query_opt("select pid from pg_stat_activity where backend_type = 'outbox_relay launcher'", &[])?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+fn terminated_launcher_is_back_within_seconds(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("FATAL:  terminating background worker \"outbox_relay launcher\"");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    let victim = launcher(&mut client)?;
+    ensure!(victim.is_some(), "there is no launcher");
+    client.execute("select pg_terminate_backend($1)", &[&victim])?;
+    wait::until("another launcher runs", Duration::from_secs(15), || {
+        let now = launcher(&mut client)?;
+        Ok(if now.is_some() && now != victim { Seen::Reached(()) } else { Seen::NotYet(format!("{now:?}")) })
+    })?;
+    // It does its work: it knows the relays that run and adds one.
+    scene.cluster.set("outbox_relay.workers", "2")?;
+    wait_until_shared(&mut client, 2, PATIENCE)?;
+    require_nothing_lost(scene, load, &topic)
+}
+
+fn restart_under_load_loses_nothing(scene: &mut Scene) -> Result<()> {
+    scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    scene.cluster.restart()?;
+    let mut client = scene.session()?;
+    wait_until_shared(&mut client, 1, SECONDS)?;
+    require_nothing_lost(scene, load, &topic)
+}

@@ -1,0 +1,126 @@
+//! G2: nothing is invented. What was rolled back, or undone by a crash, never reaches Kafka.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use libtest_mimic::Trial;
+use outbox_relay_pg_test::cluster::Shutdown;
+use outbox_relay_pg_test::load::{self, Load, Plan};
+use outbox_relay_pg_test::wait;
+
+use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_published};
+
+pub fn trials() -> Vec<Trial> {
+    crate::trials![
+        (Shared, Any):
+            rolled_back_work_is_never_published,
+            commit_that_a_crash_undid_was_never_published,
+            asynchronous_commit_on_an_idle_server_is_made_durable_and_published,
+    ]
+}
+
+fn rolled_back_work_is_never_published(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("ERROR:  division by zero");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+
+    // Rolled back on purpose.
+    let mut transaction = client.transaction()?;
+    enqueue(&mut transaction, &topic, "key", "rolled back")?;
+    transaction.rollback()?;
+    // A savepoint only.
+    let mut transaction = client.transaction()?;
+    let before = enqueue(&mut transaction, &topic, "key", "before the savepoint")?;
+    let mut inner = transaction.savepoint("doubt")?;
+    enqueue(&mut inner, &topic, "key", "after the savepoint")?;
+    inner.rollback()?;
+    let after = enqueue(&mut transaction, &topic, "key", "after the rollback to it")?;
+    transaction.commit()?;
+    // An error.
+    let mut transaction = client.transaction()?;
+    enqueue(&mut transaction, &topic, "key", "before an error")?;
+    ensure!(transaction.batch_execute("select 1 / 0").is_err(), "an error was expected");
+    drop(transaction);
+    // An exception that the function itself catches.
+    client.batch_execute(&format!(
+        "do $$
+         begin
+             perform outbox.enqueue('{topic}', 'key', 'in a block that fails');
+             perform 1 / 0;
+         exception when division_by_zero then null;
+         end
+         $$"
+    ))?;
+    // A session that is gone before its commit.
+    let mut gone = scene.session()?;
+    let pid: i32 = gone.query_one("select pg_backend_pid()", &[])?.get(0);
+    gone.batch_execute("begin")?;
+    enqueue(&mut gone, &topic, "key", "of a lost session")?;
+    drop(gone);
+    wait::until_true("the lost session has ended", PATIENCE, || {
+        Ok(client.query_one("select count(*) = 0 from pg_stat_activity where pid = $1", &[&pid])?.get(0))
+    })?;
+
+    // Everything that could still come out of any bucket comes out before these do.
+    enqueue_many(&mut client, &topic, 100)?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let records = scene.follow(&topic)?.rest(PATIENCE)?;
+    let strange: Vec<String> =
+        records.iter().map(|record| record.text()).filter(|text| !text.starts_with("value ")).collect();
+    ensure!(strange == ["before the savepoint", "after the rollback to it"], "published: {strange:?}");
+    ensure!(records.len() == 102, "{} records", records.len());
+    let ids = [records[0].message_id()?, records[1].message_id()?];
+    ensure!(ids.contains(&before) && ids.contains(&after), "other ids than enqueue returned");
+    Ok(())
+}
+
+/// Rows written under synchronous_commit = off are visible before they are durable. With a WAL writer that sleeps, a
+/// relay that publishes what it sees would publish what an immediate stop then undoes.
+fn commit_that_a_crash_undid_was_never_published(scene: &mut Scene) -> Result<()> {
+    const ROUNDS: usize = 4;
+    let mut client = scene.start(&[("wal_writer_delay", "10s"), ("wal_writer_flush_after", "1GB")])?;
+    let topic = scene.topic(2)?;
+    scene.expect_crash();
+    scene.expect_complaint("WARNING:  terminating connection due to immediate shutdown command");
+    let mut undone = 0;
+    for round in 0..ROUNDS {
+        let plan = Plan {
+            writers: 3,
+            session: "set synchronous_commit = off",
+            seed: round as u64 * 100,
+            ..Plan::new(DATABASE, &topic)
+        };
+        let load = Load::start(scene.cluster.address(), &plan)?;
+        load.wait_for(300, PATIENCE)?;
+        scene.cluster.stop(Shutdown::Immediate)?;
+        let tally = load.stop()?;
+        scene.cluster.start()?;
+        client = scene.session()?;
+        let left: Vec<uuid::Uuid> = load::committed(&mut client)?.iter().map(|message| message.message_id).collect();
+        undone += tally.committed.iter().filter(|id| !left.contains(id)).count();
+    }
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.say(format_args!("{undone} confirmed messages undone by {ROUNDS} crashes"));
+    scene.compare(&mut client, &topic)?.require_at_least_once()
+}
+
+/// Nothing else flushes WAL on an idle server, so the relay must, or it would wait for ever.
+fn asynchronous_commit_on_an_idle_server_is_made_durable_and_published(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[("wal_writer_delay", "10s"), ("wal_writer_flush_after", "1GB")])?;
+    let topic = scene.topic(1)?;
+    let mut consumer = scene.follow(&topic)?;
+    scene.expect_complaint("WARNING:  terminating connection due to immediate shutdown command");
+    client.batch_execute("set synchronous_commit = off")?;
+    let mut transaction = client.transaction()?;
+    let id = enqueue(&mut transaction, &topic, "key", "asynchronous")?;
+    transaction.execute("insert into order_event values ($1, 'key', 1, 'asynchronous')", &[&id])?;
+    transaction.commit()?;
+    let record = consumer.next(Duration::from_secs(5))?.context("the asynchronous commit did not arrive")?;
+    ensure!(record.message_id()? == id, "another message arrived");
+    scene.cluster.stop(Shutdown::Immediate)?;
+
+    scene.cluster.start()?;
+    let rows = load::committed(&mut scene.session()?)?;
+    ensure!(rows.len() == 1, "the message was published and its business row is gone");
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Settings take effect by a reload.
+
+use anyhow::{Result, ensure};
+use libtest_mimic::Trial;
+use outbox_relay_pg_test::wait::{self, Seen};
+use postgres::Client;
+
+use crate::scene::{PATIENCE, Scene, enqueue, relay_processes, relays, wait_until_published, wait_until_shared};
+
+pub fn trials() -> Vec<Trial> {
+    crate::trials![
+        (Shared, Any):
+            relays_idle_without_bootstrap_servers_until_a_reload_sets_them,
+            wrong_bootstrap_servers_are_corrected_by_a_reload,
+            number_of_workers_follows_the_setting,
+            nothing_is_published_while_disabled,
+            batch_size_takes_effect_by_a_reload,
+            kafka_properties_take_effect_by_a_reload,
+            lease_renew_interval_that_is_not_below_the_lease_duration_is_reported,
+    ]
+}
+
+fn wait_for_state(client: &mut Client, state: &str) -> Result<()> {
+    wait::until(format_args!("the relay is in state {state:?}"), PATIENCE, || {
+        let relays = relays(client)?;
+        let reached = !relays.is_empty() && relays.iter().all(|relay| relay.state == state);
+        Ok(if reached { Seen::Reached(()) } else { Seen::NotYet(format!("{relays:?}")) })
+    })
+}
+
+fn relays_idle_without_bootstrap_servers_until_a_reload_sets_them(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start_without_broker(&[])?;
+    let topic = scene.topic(1)?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_for_state(&mut client, "not configured")?;
+    let relay = relay_processes(&mut client)?;
+    // A reload that changes nothing for it is no reason to say it again.
+    scene.cluster.set("work_mem", "5MB")?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_for_state(&mut client, "not configured")?;
+    scene.cluster.set("outbox_relay.bootstrap_servers", &scene.broker.bootstrap())?;
+    wait_until_published(&mut client, PATIENCE)?;
+    ensure!(relay_processes(&mut client)? == relay, "the relay was started anew instead of idling");
+    let log = scene.cluster.log()?;
+    let said: Vec<&str> =
+        log.lines_with("bootstrap_servers").filter(|line| line.contains("outbox_relay relay")).collect();
+    ensure!(said.len() == 1, "one log line was expected, not {said:?}");
+    Ok(())
+}
+
+fn wrong_bootstrap_servers_are_corrected_by_a_reload(scene: &mut Scene) -> Result<()> {
+    // Nobody listens on port 1.
+    scene.expect_complaint("127.0.0.1:1");
+    let mut client = scene.start_without_broker(&[("outbox_relay.bootstrap_servers", "127.0.0.1:1")])?;
+    let topic = scene.topic(1)?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait::until("the view shows an error of the Kafka client", PATIENCE, || {
+        let row = client.query_opt("select last_error from outbox.pg_stat_relay where last_error is not null", &[])?;
+        Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no error".into()) })
+    })?;
+    scene.cluster.set("outbox_relay.bootstrap_servers", &scene.broker.bootstrap())?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let records = scene.follow(&topic)?.rest(PATIENCE)?;
+    ensure!(records.len() == 1, "{} records", records.len());
+    Ok(())
+}
+
+fn number_of_workers_follows_the_setting(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    for workers in [3, 0, 1] {
+        scene.cluster.set("outbox_relay.workers", &workers.to_string())?;
+        wait::until(format_args!("{workers} relays run"), PATIENCE, || {
+            let running = relay_processes(&mut client)?;
+            Ok(if running.len() == workers { Seen::Reached(()) } else { Seen::NotYet(format!("{running:?}")) })
+        })?;
+        if workers > 0 {
+            wait_until_shared(&mut client, workers, PATIENCE)?;
+        }
+        enqueue(&mut client, &topic, "k", &format!("with {workers} workers"))?;
+    }
+    wait_until_published(&mut client, PATIENCE)
+}
+
+fn nothing_is_published_while_disabled(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    let mut consumer = scene.follow(&topic)?;
+    enqueue(&mut client, &topic, "k", "before")?;
+    consumer.take(1, PATIENCE)?;
+
+    scene.cluster.set("outbox_relay.enabled", "off")?;
+    wait_for_state(&mut client, "disabled")?;
+    enqueue(&mut client, &topic, "k", "while disabled")?;
+    wait_for_state(&mut client, "disabled")?;
+    ensure!(consumer.rest(PATIENCE)?.is_empty(), "a disabled relay published");
+
+    scene.cluster.set("outbox_relay.enabled", "on")?;
+    let records = consumer.take(1, PATIENCE)?;
+    ensure!(records[0].text() == "while disabled", "arrived: {records:?}");
+    Ok(())
+}
+
+fn batch_size_takes_effect_by_a_reload(scene: &mut Scene) -> Result<()> {
+    const MESSAGES: i64 = 100;
+    let mut client = scene.start(&[("outbox_relay.batch_size", "1000")])?;
+    let topic = scene.topic(1)?;
+    // All in one bucket and one commit.
+    let batches = |client: &mut Client| -> Result<i64> {
+        let count = "select sum(batches)::bigint from outbox.pg_stat_relay";
+        let before: i64 = client.query_one(count, &[])?.get(0);
+        client.execute(
+            "select outbox.enqueue($1::text, 'one key', 'v') from generate_series(1, $2::bigint)",
+            &[&topic, &MESSAGES],
+        )?;
+        wait_until_published(client, PATIENCE)?;
+        Ok(client.query_one(count, &[])?.get::<_, i64>(0) - before)
+    };
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let large = batches(&mut client)?;
+    scene.cluster.set("outbox_relay.batch_size", "10")?;
+    wait::until("the reload is done", PATIENCE, || {
+        // A batch in flight may still be of the old size: look again.
+        let small = batches(&mut client)?;
+        Ok(if small >= MESSAGES / 10 { Seen::Reached(()) } else { Seen::NotYet(format!("{small} batches")) })
+    })?;
+    ensure!(large <= 2, "{large} batches of at most 1000 for {MESSAGES} messages");
+    Ok(())
+}
+
+fn kafka_properties_take_effect_by_a_reload(scene: &mut Scene) -> Result<()> {
+    // The client's complaints name the broker.
+    scene.expect_complaint(&scene.broker.bootstrap());
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let relay = relay_processes(&mut client)?;
+    // The broker speaks no TLS: if the property is applied, nothing gets through.
+    scene.cluster.set("outbox_relay.kafka_properties", "security.protocol=ssl")?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait::until("the view shows an error of the Kafka client", PATIENCE, || {
+        let row = client.query_opt("select last_error from outbox.pg_stat_relay where last_error is not null", &[])?;
+        Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no error".into()) })
+    })?;
+    let left: i64 = client.query_one("select count(*) from outbox.message", &[])?.get(0);
+    ensure!(left == 1, "the message got through without TLS");
+    scene.cluster.set("outbox_relay.kafka_properties", "")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    ensure!(relay_processes(&mut client)? == relay, "the relay was started anew");
+    Ok(())
+}
+
+fn lease_renew_interval_that_is_not_below_the_lease_duration_is_reported(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("lease_renew_interval");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    // Refused at once, or reported when the server reads it.
+    match scene.cluster.set("outbox_relay.lease_renew_interval", "40s") {
+        Err(error) => ensure!(format!("{error:?}").contains("lease_duration"), "refused for another reason: {error:?}"),
+        Ok(()) => wait::until("the log reports the contradiction", PATIENCE, || {
+            let log = scene.cluster.log()?;
+            let reported = log.lines_with("lease_renew_interval").any(|line| line.contains("lease_duration"));
+            Ok(if reported { Seen::Reached(()) } else { Seen::NotYet("nothing".into()) })
+        })?,
+    }
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_until_published(&mut client, PATIENCE)
+}

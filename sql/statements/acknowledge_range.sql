@@ -1,0 +1,10 @@
+-- Half the cost of a list of ids. A row that was committed into a gap of the batch would be removed too, unpublished:
+-- the caller compares the ids that come back with the batch and rolls back unless they are the same.
+delete from outbox.message
+where bucket = $1
+  and id between $2 and $3
+  and exists (
+      select from outbox.lease l
+      where l.bucket = $1 and l.relay_id = $4 and l.token = $5
+  )
+returning id

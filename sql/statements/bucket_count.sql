@@ -1,0 +1,1 @@
+select outbox.bucket_count()

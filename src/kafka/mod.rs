@@ -1,0 +1,26 @@
+//! The second wall: the only place that knows librdkafka.
+//!
+//! What is law for every producer is in [`crate::properties::LAWS`]. Nothing here calls Postgres or blocks the server's
+//! thread: sending only queues, reports are collected when a descriptor rings, and what takes time (closing a client) runs
+//! on threads of our own, which are started with all signals blocked so that none of the server's is taken by them.
+
+mod caretaker;
+mod producer;
+mod report;
+
+pub use caretaker::Caretaker;
+pub use producer::{KafkaPublisher, check_properties};
+
+use rdkafka::ClientConfig;
+use rdkafka::config::RDKafkaLogLevel;
+
+use crate::properties::Properties;
+
+fn client_config(properties: &Properties) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    for (name, value) in properties {
+        config.set(name, value);
+    }
+    config.set_log_level(RDKafkaLogLevel::Info);
+    config
+}

@@ -1,0 +1,304 @@
+//! Hands rows to librdkafka and collects the reports, without ever waiting.
+//!
+//! One client serves all buckets of a relay. When queued rows must be called back, the client is purged and *replaced*: an
+//! idempotent producer numbers its records, and a purge leaves a gap in the numbers that the broker would refuse for ever.
+//! The old client is kept until its last report is in, then closed elsewhere.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rdkafka::bindings as rdsys;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext, PurgeConfig};
+use tracing::warn;
+
+use crate::headers::{self, MESSAGE_ID_HEADER};
+use crate::message::{Batch, Message};
+use crate::properties::Properties;
+use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
+
+use super::caretaker::{Caretaker, Lines};
+use super::client_config;
+use super::report::{self, Verdict};
+
+/// Old clients that may wait for their last reports at once; beyond that the oldest is given up.
+const RETIRING_MAX: usize = 4;
+/// A client that fails for good sooner than this after its start is not replaced at once.
+const CLIENT_LIFE_MIN: Duration = Duration::from_secs(1);
+
+/// Asks the client library whether it takes these properties, without making a client or touching the network.
+///
+/// # Errors
+/// The library's own words about the first property that it refuses; they do not hold the value of a secret.
+pub fn check_properties(properties: &Properties) -> Result<(), String> {
+    match client_config(properties).create_native_config() {
+        Ok(_) => Ok(()),
+        Err(KafkaError::ClientConfig(_, reason, name, _)) => {
+            Err(format!("Property \"{name}\": {}.", reason.trim_end_matches('.')))
+        }
+        Err(error) => Err(format!("{error}.")),
+    }
+}
+
+/// The [`Publisher`] on librdkafka.
+pub struct KafkaPublisher {
+    properties: Properties,
+    /// Rung by the client whenever reports or log lines wait.
+    ring: RawFd,
+    caretaker: Caretaker,
+    /// Made when first needed.
+    current: Option<Client>,
+    retiring: Vec<Client>,
+}
+
+impl KafkaPublisher {
+    /// A publisher that makes its clients with these properties, see [`crate::properties::effective`]. `ring` is an eventfd
+    /// that must stay open as long as the publisher and its clients live.
+    ///
+    /// # Errors
+    /// When a client cannot be made: the properties contradict each other or the system is out of threads.
+    pub fn new(properties: Properties, ring: RawFd, caretaker: Caretaker) -> Result<Self, String> {
+        let client = Client::new(&properties, ring, caretaker.lines())?;
+        Ok(Self { properties, ring, caretaker, current: Some(client), retiring: Vec::new() })
+    }
+
+    /// Closes all clients elsewhere and returns a flag that is set when that is done.
+    #[must_use]
+    pub fn close(mut self) -> Arc<std::sync::atomic::AtomicBool> {
+        for client in self.current.take().into_iter().chain(self.retiring.drain(..)) {
+            self.caretaker.close(Box::new(client));
+        }
+        self.caretaker.finish()
+    }
+
+    /// Sends the current client away; the next submission makes a new one.
+    fn replace(&mut self) {
+        let Some(client) = self.current.take() else { return };
+        client.purge_queued();
+        self.retiring.push(client);
+        if self.retiring.len() > RETIRING_MAX {
+            self.retiring[0].purge_all();
+        }
+    }
+}
+
+impl Publisher for KafkaPublisher {
+    fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
+        let client = match &mut self.current {
+            Some(client) => client,
+            current => match Client::new(&self.properties, self.ring, self.caretaker.lines()) {
+                Ok(client) => current.insert(client),
+                Err(error) => return Submitted { rows: 0, refused: Some(PublishError::Refused(error)) },
+            },
+        };
+        for index in from..batch.len() {
+            let index_in_batch = u32::try_from(index).expect("batch_size is far below 2^32");
+            match client.send(report::pack(flight, index_in_batch), &batch.message(index)) {
+                Sent::Queued => {}
+                Sent::Full => return Submitted { rows: index - from, refused: None },
+                Sent::Refused(error) => return Submitted { rows: index - from, refused: Some(error) },
+            }
+        }
+        Submitted { rows: batch.len() - from, refused: None }
+    }
+
+    fn collect(&mut self, reports: &mut Vec<Report>) {
+        for client in self.current.iter_mut().chain(&mut self.retiring) {
+            client.collect(reports);
+        }
+        if self.current.as_ref().is_some_and(Client::is_broken) {
+            self.replace();
+        }
+        for done in self.retiring.extract_if(.., |client| client.outstanding == 0) {
+            self.caretaker.close(Box::new(done));
+        }
+    }
+
+    fn purge(&mut self) {
+        for client in &self.retiring {
+            client.purge_queued();
+        }
+        if self.current.as_ref().is_some_and(|client| client.outstanding > 0) {
+            self.replace();
+        }
+    }
+}
+
+enum Sent {
+    Queued,
+    /// The client's queue is full: back-pressure, not an error.
+    Full,
+    Refused(PublishError),
+}
+
+/// One librdkafka producer and what it owes us.
+struct Client {
+    /// Declared before the producer, hence dropped before it.
+    queue: MainQueue,
+    producer: BaseProducer<Callbacks>,
+    /// Rows handed over whose report has not been collected.
+    outstanding: usize,
+    made_at: Instant,
+}
+
+impl Client {
+    fn new(properties: &Properties, ring: RawFd, lines: Lines) -> Result<Self, String> {
+        let callbacks = Callbacks { lines, reports: Mutex::default(), broken: Mutex::default() };
+        let producer = BaseProducer::from_config_and_context(&client_config(properties), callbacks)
+            .map_err(|error| format!("could not make a Kafka client: {error}"))?;
+        let queue = MainQueue::of(&producer, ring);
+        Ok(Self { queue, producer, outstanding: 0, made_at: Instant::now() })
+    }
+
+    fn send(&mut self, opaque: usize, message: &Message<'_>) -> Sent {
+        let headers = match record_headers(message) {
+            Ok(headers) => headers,
+            Err(error) => return Sent::Refused(PublishError::Refused(error.to_string())),
+        };
+        let mut record: BaseRecord<'_, [u8], [u8], usize> =
+            BaseRecord::with_opaque_to(message.topic, opaque).headers(headers);
+        record.key = message.key;
+        record.payload = message.value;
+        record.partition = message.partition;
+        match self.producer.send(record) {
+            Ok(()) => {
+                self.outstanding += 1;
+                Sent::Queued
+            }
+            Err((error, _)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Sent::Full,
+            Err((error, _)) => match report::verdict(&error) {
+                Verdict::Row(error) => Sent::Refused(error),
+                Verdict::Client(reason) => Sent::Refused(self.producer.context().broke(reason, self.made_at)),
+            },
+        }
+    }
+
+    fn collect(&mut self, reports: &mut Vec<Report>) {
+        // The ring is heard only when the queue turns from empty to non-empty, so it is emptied each time.
+        loop {
+            self.producer.poll(Duration::ZERO);
+            if self.queue.is_empty() {
+                break;
+            }
+        }
+        let mut collected = self.producer.context().reports.lock().expect("no panic while it is held");
+        self.outstanding -= collected.len();
+        for (opaque, outcome) in collected.drain(..) {
+            let (flight, index) = report::unpack(opaque);
+            let outcome = outcome.map_err(|error| match report::verdict(&error) {
+                Verdict::Row(error) => error,
+                Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
+            });
+            reports.push(Report { flight, index, outcome });
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.producer.context().broken.lock().expect("no panic while it is held").is_some()
+    }
+
+    /// Calls back what was not sent, without waiting for the client's threads.
+    fn purge_queued(&self) {
+        self.producer.purge(PurgeConfig::default().queue().non_blocking());
+    }
+
+    fn purge_all(&self) {
+        self.producer.purge(PurgeConfig::default().queue().inflight().non_blocking());
+    }
+}
+
+/// The stored headers in their order without a forged message id, then the message id.
+fn record_headers(message: &Message<'_>) -> Result<OwnedHeaders, headers::HeadersError> {
+    let stored = message.headers.map(headers::decode).transpose()?.unwrap_or_default();
+    let mut headers = OwnedHeaders::new_with_capacity(stored.len() + 1);
+    // Consumers read the first header of a name, so one that the application stored would shadow ours.
+    for header in stored.iter().filter(|header| header.name != MESSAGE_ID_HEADER) {
+        headers = headers.insert(Header { key: header.name, value: header.value });
+    }
+    let mut text = [0; 36];
+    let id = uuid::Uuid::from_bytes(message.message_id).hyphenated().encode_lower(&mut text);
+    Ok(headers.insert(Header { key: MESSAGE_ID_HEADER, value: Some(id.as_bytes()) }))
+}
+
+/// What the client calls, on the thread that polls it.
+struct Callbacks {
+    lines: Lines,
+    reports: Mutex<Vec<(usize, Result<(), KafkaError>)>>,
+    /// Why the client is beyond repair.
+    broken: Mutex<Option<String>>,
+}
+
+impl Callbacks {
+    /// Notes a fatal error and says what it means for the row that met it.
+    fn broke(&self, reason: String, made_at: Instant) -> PublishError {
+        let mut broken = self.broken.lock().expect("no panic while it is held");
+        if broken.is_none() {
+            warn!(detail = format!("{reason}."), "replacing a Kafka client that has failed for good");
+            *broken = Some(reason.clone());
+        }
+        // One that breaks at once would be replaced without end: then the row waits as if refused.
+        if made_at.elapsed() < CLIENT_LIFE_MIN { PublishError::Refused(reason) } else { PublishError::GivenUp }
+    }
+}
+
+impl ClientContext for Callbacks {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        self.lines.push(level, facility, text);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        // The row-level reports say the same for each row; this is for those who look for the cause.
+        self.lines.push(RDKafkaLogLevel::Error, "ERROR", &format!("{error}: {reason}"));
+    }
+}
+
+impl ProducerContext for Callbacks {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
+        let outcome = match result {
+            Ok(_) => Ok(()),
+            Err((error, _)) => Err(error.clone()),
+        };
+        self.reports.lock().expect("no panic while it is held").push((opaque, outcome));
+    }
+}
+
+/// The queue of a client from which reports and log lines are polled.
+struct MainQueue(*mut rdsys::rd_kafka_queue_t);
+
+// SAFETY: librdkafka's queues may be used from any thread; the pointer is only counted, read and released.
+unsafe impl Send for MainQueue {}
+
+impl MainQueue {
+    /// Makes the client write to `ring` when its queue turns from empty to non-empty.
+    fn of(producer: &BaseProducer<Callbacks>, ring: RawFd) -> Self {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: the client outlives the queue (see `Client`), `one` is copied by the call, and the caller of
+        // `KafkaPublisher::new` keeps the descriptor open.
+        unsafe {
+            let queue = rdsys::rd_kafka_queue_get_main(producer.client().native_ptr());
+            rdsys::rd_kafka_queue_io_event_enable(queue, ring, one.as_ptr().cast(), one.len());
+            Self(queue)
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        // SAFETY: the reference that `of` took is released only by `drop`.
+        unsafe { rdsys::rd_kafka_queue_length(self.0) == 0 }
+    }
+}
+
+impl Drop for MainQueue {
+    fn drop(&mut self) {
+        // SAFETY: releases the one reference taken in `of`; no more rings after this, so the descriptor may be closed.
+        unsafe {
+            rdsys::rd_kafka_queue_io_event_enable(self.0, -1, std::ptr::null(), 0);
+            rdsys::rd_kafka_queue_destroy(self.0);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Rows straight from the executor into a batch, without a copy of each in between.
+//!
+//! Reason: SPI forms a tuple of every row and keeps them all; reading is the larger part of what a relay costs. A receiver
+//! of our own gets each row as the executor has it.
+//!
+//! And the rule of G2: with `synchronous_commit = off` a row is visible before its commit is safe on disk. The commit's
+//! position in WAL is looked up for every transaction of the batch, and WAL is flushed up to the latest of them before the
+//! batch is handed on. Transactions that were committed synchronously have none, so normally this costs a look-up only.
+
+use std::mem;
+
+use pgrx::{FromDatum, pg_guard, pg_sys, varlena};
+
+use crate::bucket::Bucket;
+use crate::message::{Batch, Message};
+use crate::relay::ports::Limits;
+
+use super::session::{Session, Statement, arg, arguments};
+
+/// What a fetch has found beside the rows.
+#[derive(Debug, Clone, Copy)]
+pub struct Fetched {
+    /// There may be more rows.
+    pub more: bool,
+    /// WAL position behind the commits of all rows; 0 when all are known to be flushed.
+    pub commits: pg_sys::XLogRecPtr,
+}
+
+/// Reads up to `limits` rows of a bucket above `after`.
+pub fn batch(
+    session: &Session,
+    statement: &Statement,
+    bucket: Bucket,
+    after: i64,
+    limits: Limits,
+    batch: &mut Batch,
+) -> Fetched {
+    let mut commits = Commits::default();
+    let mut full = false;
+    let args = [arg(bucket as i32), arg(after), arg(limits.rows as i64)];
+    receive(session, statement, &args, true, |row| {
+        let mut detoasted = Detoasted::default();
+        let topic = detoasted.bytes(row, 1).unwrap_or_default();
+        let message = Message {
+            id: row.must(0),
+            // Names are checked at enqueue; what somebody else wrote is refused by the broker, not here.
+            topic: &String::from_utf8_lossy(topic),
+            partition: row.get(2),
+            key: detoasted.bytes(row, 3),
+            value: detoasted.bytes(row, 4),
+            headers: detoasted.bytes(row, 5),
+            message_id: *row.must::<pgrx::Uuid>(6).as_bytes(),
+        };
+        batch.push(&message);
+        commits.add(row.datum(7).expect("xmin is never null").value() as u32);
+        full = batch.bytes() >= limits.bytes;
+        !full
+    });
+    Fetched { more: full || batch.len() >= limits.rows, commits: commits.latest }
+}
+
+/// Makes the commits up to this position safe; at once when they are.
+pub fn flush_commits(position: pg_sys::XLogRecPtr) {
+    if position != 0 {
+        // SAFETY: the end of a record that exists: it came from a committed transaction.
+        unsafe { pg_sys::XLogFlush(position) };
+    }
+}
+
+/// The ids that a statement with `returning id` gives.
+pub fn ids(session: &Session, statement: &Statement, args: &[Option<pg_sys::Datum>]) -> Vec<i64> {
+    let mut ids = Vec::new();
+    receive(session, statement, args, false, |row| {
+        ids.push(row.must(0));
+        true
+    });
+    ids
+}
+
+/// Whether `removed` holds exactly `wanted`, which is ascending; the executor's order is not promised.
+pub fn same_ids(mut removed: Vec<i64>, wanted: impl ExactSizeIterator<Item = i64> + Clone) -> bool {
+    if removed.len() != wanted.len() {
+        return false;
+    }
+    if !removed.is_sorted() {
+        removed.sort_unstable();
+    }
+    removed.into_iter().eq(wanted)
+}
+
+/// Latest commit position of the transactions seen.
+#[derive(Default)]
+struct Commits {
+    last: u32,
+    latest: pg_sys::XLogRecPtr,
+}
+
+impl Commits {
+    fn add(&mut self, xmin: u32) {
+        // Neighbours are mostly of one transaction, or at least of one look-up.
+        if xmin == mem::replace(&mut self.last, xmin) {
+            return;
+        }
+        let xid = pg_sys::TransactionId::from(xmin);
+        // SAFETY: the row is visible, so its transaction has committed. Of frozen rows the commit log may be gone; they
+        // were flushed long ago. The limit is read without its lock: should it move in between, the look-up fails with an
+        // ERROR and the batch is read again.
+        unsafe {
+            let oldest = (*pg_sys::ShmemVariableCache).oldestClogXid;
+            if xmin >= pg_sys::FirstNormalTransactionId.into_inner() && !pg_sys::TransactionIdPrecedes(xid, oldest) {
+                self.latest = self.latest.max(pg_sys::TransactionIdGetCommitLSN(xid));
+            }
+        }
+    }
+}
+
+/// Varlena values of one row that had to be unpacked, freed with it.
+#[derive(Default)]
+struct Detoasted(Vec<*mut pg_sys::varlena>);
+
+impl Detoasted {
+    /// The bytes of a bytea or text column, valid as long as `row` and `self`.
+    fn bytes<'a>(&mut self, row: &'a SlotRow, column: usize) -> Option<&'a [u8]> {
+        let packed: *mut pg_sys::varlena = row.datum(column)?.cast_mut_ptr();
+        // SAFETY: a varlena of the slot; the slices live no longer than the row's callback, `self` is dropped at its end.
+        unsafe {
+            let plain = pg_sys::pg_detoast_datum_packed(packed);
+            if plain != packed {
+                self.0.push(plain);
+            }
+            let data: *const u8 = varlena::vardata_any(plain).cast();
+            Some(std::slice::from_raw_parts(data, varlena::varsize_any_exhdr(plain)))
+        }
+    }
+}
+
+impl Drop for Detoasted {
+    fn drop(&mut self) {
+        for plain in self.0.drain(..) {
+            // SAFETY: allocated by detoasting, and its bytes were copied.
+            unsafe { pg_sys::pfree(plain.cast()) };
+        }
+    }
+}
+
+/// A row as the executor has it; columns count from 0.
+struct SlotRow(*mut pg_sys::TupleTableSlot);
+
+impl SlotRow {
+    fn datum(&self, column: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: all columns were made available, and the statement has this one.
+        unsafe { (!*(*self.0).tts_isnull.add(column)).then(|| *(*self.0).tts_values.add(column)) }
+    }
+
+    fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
+        // SAFETY: the type is that of the statement's column.
+        self.datum(column).and_then(|datum| unsafe { T::from_datum(datum, false) })
+    }
+
+    fn must<T: FromDatum>(&self, column: usize) -> T {
+        self.get(column).expect("the column is not null")
+    }
+}
+
+/// A DestReceiver with a closure behind it.
+#[repr(C)]
+struct Receiver<'a> {
+    base: pg_sys::DestReceiver,
+    take: &'a mut dyn FnMut(&SlotRow) -> bool,
+}
+
+/// Runs a statement and gives each row to `take` until that returns false.
+fn receive(
+    _session: &Session,
+    statement: &Statement,
+    args: &[Option<pg_sys::Datum>],
+    read_only: bool,
+    mut take: impl FnMut(&SlotRow) -> bool,
+) {
+    let (values, nulls) = arguments(args);
+    let mut receiver = Receiver {
+        base: pg_sys::DestReceiver {
+            receiveSlot: Some(receive_slot),
+            rStartup: Some(startup),
+            rShutdown: Some(nothing),
+            rDestroy: Some(nothing),
+            mydest: pg_sys::CommandDest::DestNone,
+        },
+        take: &mut take,
+    };
+    // SAFETY: inside a transaction with SPI connected; the receiver outlives the execution; the parameter list lives in
+    // SPI's memory, which the end of the transaction frees.
+    unsafe {
+        let params = pg_sys::makeParamList(values.len() as i32);
+        let slots = (*params).params.as_mut_slice(values.len());
+        for (index, slot) in slots.iter_mut().enumerate() {
+            slot.value = values[index];
+            slot.isnull = nulls[index] == b'n';
+            slot.pflags = pg_sys::PARAM_FLAG_CONST as u16;
+            slot.ptype = statement.types()[index];
+        }
+        let mut options = pg_sys::SPIExecuteOptions::default();
+        options.params = params;
+        options.read_only = read_only;
+        options.dest = (&raw mut receiver).cast();
+        let status = pg_sys::SPI_execute_plan_extended(statement.plan(), &options);
+        assert!(status > 0, "SPI refused a statement of the extension: {status}");
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn receive_slot(
+    slot: *mut pg_sys::TupleTableSlot,
+    receiver: *mut pg_sys::DestReceiver,
+) -> bool {
+    // SAFETY: the executor gives back the receiver that `receive` gave it, which begins with `base`.
+    unsafe {
+        let columns = (*(*slot).tts_tupleDescriptor).natts;
+        if i32::from((*slot).tts_nvalid) < columns {
+            pg_sys::slot_getsomeattrs_int(slot, columns);
+        }
+        let receiver = &mut *receiver.cast::<Receiver<'_>>();
+        (receiver.take)(&SlotRow(slot))
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn startup(
+    _receiver: *mut pg_sys::DestReceiver,
+    _operation: std::ffi::c_int,
+    _columns: pg_sys::TupleDesc,
+) {
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn nothing(_receiver: *mut pg_sys::DestReceiver) {}

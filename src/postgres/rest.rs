@@ -1,0 +1,148 @@
+//! How a worker sleeps, and what may wake or stop it.
+//!
+//! The main thread sleeps nowhere else: it must answer the server's interrupts, or DROP DATABASE of any database waits for
+//! it. One wait set holds its latch (bells, orders, signals), the postmaster's death, and a descriptor that delivery reports
+//! and log lines of other threads ring.
+//!
+//! SIGTERM sets a flag and the latch, and cancels a statement that is running; the relay then stops in its own order. SIGHUP
+//! only asks for the configuration to be read, which is done here and not in the handler.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pgrx::{check_for_interrupts, pg_sys};
+
+use crate::clock::Time;
+use crate::relay::ports::Clock as _;
+
+use super::clock::BootClock;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+static IN_TRANSACTION: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C-unwind" {
+    // pg_sys wraps every function in a guard that is not for signal handlers.
+    #[link_name = "SetLatch"]
+    fn set_latch(latch: *mut pg_sys::Latch);
+    #[link_name = "SignalHandlerForConfigReload"]
+    fn on_sighup(signal: c_int);
+}
+
+unsafe extern "C-unwind" fn on_sigterm(_signal: c_int) {
+    // SAFETY: async-signal-safe: atomics, two flags of the server that its own handlers set, and SetLatch, as in `die`.
+    unsafe {
+        let errno = *libc::__errno_location();
+        STOP.store(true, Ordering::Release);
+        if IN_TRANSACTION.load(Ordering::Acquire) {
+            pg_sys::QueryCancelPending = 1;
+            pg_sys::InterruptPending = 1;
+        }
+        set_latch(pg_sys::MyLatch);
+        *libc::__errno_location() = errno;
+    }
+}
+
+/// Installs the handlers and lets signals in; first thing in a worker.
+pub fn handle_signals() {
+    // SAFETY: in a worker's entry function, where signals are still blocked.
+    unsafe {
+        pg_sys::pqsignal(libc::SIGTERM, Some(on_sigterm));
+        pg_sys::pqsignal(libc::SIGHUP, Some(on_sighup));
+        pg_sys::BackgroundWorkerUnblockSignals();
+    }
+}
+
+/// Whether the server wants this process to stop.
+pub fn stop_requested() -> bool {
+    STOP.load(Ordering::Acquire)
+}
+
+/// Between these marks a stop cancels what is running. While stopping nothing is cancelled: the last acknowledgement and the
+/// release must go through, and each is bounded by lock_timeout.
+pub fn enter_transaction() {
+    // SAFETY: a cancellation that was meant for an earlier statement must not hit this one.
+    unsafe { pg_sys::QueryCancelPending = 0 };
+    IN_TRANSACTION.store(!stop_requested(), Ordering::Release);
+}
+
+/// See [`enter_transaction`].
+pub fn leave_transaction() {
+    IN_TRANSACTION.store(false, Ordering::Release);
+    // SAFETY: as above; outside a transaction there is nothing to cancel.
+    unsafe { pg_sys::QueryCancelPending = 0 };
+}
+
+/// Reads the configuration if a reload asked for it, and says whether it did.
+pub fn reload() -> bool {
+    // SAFETY: on the main thread, outside a transaction, as the server's own loops do.
+    unsafe {
+        if pg_sys::ConfigReloadPending == 0 {
+            return false;
+        }
+        pg_sys::ConfigReloadPending = 0;
+        pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+    }
+    true
+}
+
+/// A descriptor that any thread, and librdkafka, may ring. Lives as long as the process.
+pub fn make_ring() -> std::io::Result<RawFd> {
+    // SAFETY: plain system call.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+    if fd < 0 { Err(std::io::Error::last_os_error()) } else { Ok(fd) }
+}
+
+/// Rings; allowed on any thread.
+pub fn ring(fd: RawFd) {
+    if fd >= 0 {
+        let one = 1u64;
+        // SAFETY: writes eight bytes of ours. A full counter means that it is ringing already.
+        let _ = unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+    }
+}
+
+/// The wait set of a worker.
+pub struct Rest {
+    set: *mut pg_sys::WaitEventSet,
+    ring: RawFd,
+}
+
+impl Rest {
+    /// A wait set on the latch, the postmaster and `ring`.
+    pub fn new(ring: RawFd) -> Self {
+        // SAFETY: TopMemoryContext outlives the worker; the latch is this process's own.
+        unsafe {
+            let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
+            let none = std::ptr::null_mut();
+            pg_sys::AddWaitEventToSet(set, pg_sys::WL_LATCH_SET, pg_sys::PGINVALID_SOCKET, pg_sys::MyLatch, none);
+            pg_sys::AddWaitEventToSet(set, pg_sys::WL_EXIT_ON_PM_DEATH, pg_sys::PGINVALID_SOCKET, none.cast(), none);
+            pg_sys::AddWaitEventToSet(set, pg_sys::WL_SOCKET_READABLE, ring, none.cast(), none);
+            Self { set, ring }
+        }
+    }
+
+    /// Sleeps until `until`, the latch or the ring, and serves the server's interrupts.
+    pub fn until(&mut self, until: Time) {
+        let left = until.since(BootClock.now());
+        // Rounded up, or the last fraction of a millisecond would be spent spinning.
+        let timeout = left.as_micros().div_ceil(1000).min(60_000) as std::ffi::c_long;
+        // SAFETY: the set is ours; two events at most can occur at once.
+        unsafe {
+            let mut events: [pg_sys::WaitEvent; 2] = std::mem::zeroed();
+            pg_sys::WaitEventSetWait(self.set, timeout, events.as_mut_ptr(), 2, pg_sys::PG_WAIT_EXTENSION);
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+            let mut rung = 0u64;
+            // Non-blocking: nothing to read is fine.
+            let _ = libc::read(self.ring, (&raw mut rung).cast(), size_of::<u64>());
+        }
+        serve_interrupts();
+    }
+}
+
+/// Serves barriers and the like; nothing runs that could be cancelled.
+pub fn serve_interrupts() {
+    // SAFETY: see `leave_transaction`.
+    unsafe { pg_sys::QueryCancelPending = 0 };
+    check_for_interrupts!();
+}

@@ -1,0 +1,435 @@
+//! The [`Store`] on the tables of this database. Each verb is one short transaction; the statements are sql/statements.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CStr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::errcodes::PgSqlErrorCode;
+use tracing::warn;
+
+use crate::bucket::Bucket;
+use crate::lease::{self, Lease, LeaseRow, LeaseTimes};
+use crate::message::Batch;
+use crate::relay::ports::{Acknowledged, Acquired, Clock as _, Failure, Limits, Store, StoreError};
+use crate::repeats::Repeats;
+
+use super::clock::BootClock;
+use super::fetch;
+use super::session::{self, Session, SqlError, Statement, arg};
+use super::shared::{Database, Slot};
+
+use pg_sys::{FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTARRAYOID, TEXTOID};
+
+macro_rules! statement {
+    ($file:literal $(, $type:expr)*) => {
+        Statement::new(include_str!(concat!("../../sql/statements/", $file, ".sql")), &[$($type),*])
+    };
+}
+
+/// Heartbeat rows are pruned once in so many rounds.
+const PRUNE_EVERY: u32 = 10;
+
+/// A lease guard that did not hold, or a batch that changed: the transaction is rolled back.
+#[derive(Debug)]
+enum Undo {
+    Sql(SqlError),
+    Refused,
+}
+
+impl From<SqlError> for Undo {
+    fn from(error: SqlError) -> Self {
+        Self::Sql(error)
+    }
+}
+
+/// The store of one relay.
+pub struct PgStore {
+    relay_id: String,
+    /// Prefix of the ids of all relays of this server instance.
+    instance: String,
+    lease: LeaseTimes,
+    database: &'static Database,
+    slot: &'static Slot,
+    rounds: u32,
+    repeats: Repeats<&'static str>,
+    clock: BootClock,
+    statements: Statements,
+}
+
+struct Statements {
+    heartbeat: Statement,
+    lock_round: Statement,
+    prune_relays: Statement,
+    stop_dead_relays: Statement,
+    free_dead_leases: Statement,
+    seed_leases: Statement,
+    leases: Statement,
+    active_relays: Statement,
+    keep_leases: Statement,
+    claim_leases: Statement,
+    hand_back_leases: Statement,
+    renew_leases: Statement,
+    pending_buckets: Statement,
+    fetch_batch: Statement,
+    acknowledge_range: Statement,
+    acknowledge_list: Statement,
+    holds_lease: Statement,
+    note_failure: Statement,
+    end_failures: Statement,
+    failures: Statement,
+    drop_stale_failures: Statement,
+    stop_relay: Statement,
+    release_leases: Statement,
+    stranded_messages: Statement,
+    bucket_count: Statement,
+}
+
+impl PgStore {
+    /// A store for the relay of this id.
+    pub fn new(
+        relay_id: String,
+        instance: String,
+        lease: LeaseTimes,
+        database: &'static Database,
+        slot: &'static Slot,
+    ) -> Self {
+        let statements = Statements {
+            heartbeat: statement!("heartbeat", TEXTOID, INT4OID),
+            lock_round: statement!("lock_round"),
+            prune_relays: statement!("prune_relays", TEXTOID, FLOAT8OID),
+            stop_dead_relays: statement!("stop_dead_relays", TEXTOID, TEXTARRAYOID),
+            free_dead_leases: statement!("free_dead_leases", TEXTOID, TEXTARRAYOID),
+            seed_leases: statement!("seed_leases", INT4OID),
+            leases: statement!("leases", INT4OID),
+            active_relays: statement!("active_relays", FLOAT8OID),
+            keep_leases: statement!("keep_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
+            claim_leases: statement!("claim_leases", TEXTOID, INT4ARRAYOID, FLOAT8OID),
+            hand_back_leases: statement!("hand_back_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID),
+            renew_leases: statement!("renew_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
+            pending_buckets: statement!("pending_buckets", INT4ARRAYOID),
+            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID),
+            acknowledge_range: statement!("acknowledge_range", INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
+            acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, TEXTOID, INT8OID),
+            holds_lease: statement!("holds_lease", INT4OID, TEXTOID, INT8OID),
+            note_failure: statement!("note_failure", INT4OID, INT8OID, INT4OID, TEXTOID, FLOAT8OID),
+            end_failures: statement!("end_failures", INT4OID, INT8OID),
+            failures: statement!("failures", INT4ARRAYOID),
+            drop_stale_failures: statement!("drop_stale_failures", INT4ARRAYOID),
+            stop_relay: statement!("stop_relay", TEXTOID),
+            release_leases: statement!("release_leases", TEXTOID),
+            stranded_messages: statement!("stranded_messages", INT4OID),
+            bucket_count: statement!("bucket_count"),
+        };
+        Self {
+            relay_id,
+            instance,
+            lease,
+            database,
+            slot,
+            rounds: 0,
+            repeats: Repeats::default(),
+            clock: BootClock,
+            statements,
+        }
+    }
+
+    fn me(&self) -> Option<pg_sys::Datum> {
+        arg(self.relay_id.as_str())
+    }
+
+    fn lease_seconds(&self) -> f64 {
+        self.lease.duration.as_secs_f64()
+    }
+
+    /// Runs one transaction and says what to do about its error.
+    fn transaction<T>(
+        &self,
+        activity: &CStr,
+        work: impl FnOnce(&Session) -> Result<T, Undo>,
+    ) -> Result<Option<T>, StoreError> {
+        let result =
+            session::run(
+                activity,
+                |session| if session.extension_exists() { work(session).map(Some) } else { Ok(None) },
+            );
+        match result {
+            Ok(Some(done)) => Ok(Some(done)),
+            Ok(None) => Err(gone()),
+            Err(Undo::Refused) => Ok(None),
+            // Whatever the statement met: if the extension is gone, that is the reason.
+            Err(Undo::Sql(error)) => {
+                let exists = session::run(activity, |session| Ok::<_, SqlError>(session.extension_exists()));
+                if matches!(exists, Ok(false)) {
+                    return Err(gone());
+                }
+                if error.code != PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
+                    self.slot.note_error(&error.message, now());
+                }
+                Err(StoreError::Retry(error.message))
+            }
+        }
+    }
+
+    /// As [`Self::transaction`], for work that refuses nothing.
+    fn must<T>(&self, activity: &CStr, work: impl FnOnce(&Session) -> Result<T, Undo>) -> Result<T, StoreError> {
+        self.transaction(activity, work).map(|done| done.expect("the work refuses nothing"))
+    }
+
+    fn shout_stranded(&mut self, rows: i64, bucket_count: u32) {
+        if rows > 0
+            && let Some(unsaid) = self.repeats.note("stranded", self.clock.now())
+        {
+            let _ = unsaid;
+            let counted = if rows < 1000 { rows.to_string() } else { "1000 or more".to_owned() };
+            warn!(
+                detail = format!("Messages: {counted}; buckets are numbered 0 to {}.", bucket_count - 1),
+                hint = "They were not written by outbox.enqueue, or the bucket count was changed. Update outbox.message.bucket of these rows, or correct the bucket count.",
+                "messages lie in buckets that no relay can own"
+            );
+        }
+    }
+}
+
+fn gone() -> StoreError {
+    StoreError::Leave("the extension was dropped".to_owned())
+}
+
+fn now() -> i64 {
+    // SAFETY: no preconditions.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+fn split(leases: &[Lease]) -> (Vec<i32>, Vec<i64>) {
+    leases.iter().map(|lease| (lease.bucket as i32, lease.token)).unzip()
+}
+
+fn ints(buckets: &[Bucket]) -> Vec<i32> {
+    buckets.iter().map(|bucket| *bucket as i32).collect()
+}
+
+impl Store for PgStore {
+    fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError> {
+        self.rounds = self.rounds.wrapping_add(1);
+        let prune = self.rounds.is_multiple_of(PRUNE_EVERY);
+        let live: Vec<String> =
+            self.database.slots.iter().map(Slot::relay_id).filter(|relay_id| !relay_id.is_empty()).collect();
+        let (acquired, stranded, bucket_count) = self.must(c"acquiring leases", |session| {
+            let s = &self.statements;
+            let me = self.me();
+            let duration = self.lease_seconds();
+            s.lock_round.rows(session, &[], |_| ());
+            let alive = s.heartbeat.run(session, &[me, arg(std::process::id() as i32)]) > 0;
+            if prune {
+                s.prune_relays.run(session, &[me, arg(duration)]);
+            }
+            s.stop_dead_relays.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
+            let freed_dead = s.free_dead_leases.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
+            let bucket_count = s.bucket_count.rows(session, &[], |row| row.must::<i32>(1))[0];
+            s.seed_leases.run(session, &[arg(bucket_count)]);
+            let mut tokens = BTreeMap::new();
+            let rows = s.leases.rows(session, &[arg(bucket_count)], |row| {
+                let lease =
+                    LeaseRow { bucket: row.must::<i32>(1) as u32, relay_id: row.get(2), unexpired: row.must(4) };
+                (lease, row.must::<i64>(3))
+            });
+            let rows: Vec<LeaseRow> = rows
+                .into_iter()
+                .map(|(row, token)| {
+                    tokens.insert(row.bucket, token);
+                    row
+                })
+                .collect();
+            let active = s.active_relays.rows(session, &[arg(duration)], |row| row.must::<String>(1));
+            let active: BTreeSet<&str> = active.iter().map(String::as_str).collect();
+            let plan = lease::plan(bucket_count as u32, &rows, &active, &self.relay_id);
+
+            let (leaving, hand_back): (Vec<_>, Vec<_>) =
+                plan.hand_back.into_iter().partition(|bucket| busy.contains(bucket));
+            let named = |buckets: &[Bucket]| -> Vec<Lease> {
+                buckets.iter().map(|bucket| Lease { bucket: *bucket, token: tokens[bucket] }).collect()
+            };
+            let read = |row: &session::Row| Lease { bucket: row.must::<i32>(1) as u32, token: row.must(2) };
+
+            let keep: Vec<_> = plan.keep.iter().chain(&leaving).copied().collect();
+            let mut leases = Vec::new();
+            if !keep.is_empty() {
+                let (buckets, held) = split(&named(&keep));
+                leases = s.keep_leases.rows(session, &[me, arg(buckets), arg(held), arg(duration)], read);
+            }
+            if !hand_back.is_empty() {
+                let (buckets, held) = split(&named(&hand_back));
+                s.hand_back_leases.run(session, &[me, arg(buckets), arg(held)]);
+            }
+            // A relay that is marked as stopped keeps what it holds until it is released, but claims nothing.
+            if alive && !plan.claim.is_empty() {
+                leases.extend(s.claim_leases.rows(session, &[me, arg(ints(&plan.claim)), arg(duration)], read));
+            }
+            let stranded = s.stranded_messages.rows(session, &[arg(bucket_count)], |row| row.must::<i64>(1))[0];
+            leases.sort_unstable();
+            let freed = !hand_back.is_empty() || freed_dead > 0;
+            let acquired = Acquired { leases, leaving: leaving.into_iter().collect(), freed };
+            Ok((acquired, stranded, bucket_count as u32))
+        })?;
+        self.shout_stranded(stranded, bucket_count);
+        Ok(acquired)
+    }
+
+    fn renew(&mut self, leases: &[Lease]) -> Result<bool, StoreError> {
+        let renewed = self.transaction(c"renewing leases", |session| {
+            let (buckets, tokens) = split(leases);
+            let args = [self.me(), arg(buckets), arg(tokens), arg(self.lease_seconds())];
+            if !leases.is_empty() && self.statements.renew_leases.run(session, &args) != leases.len() as u64 {
+                return Err(Undo::Refused);
+            }
+            self.statements.heartbeat.run(session, &[self.me(), arg(std::process::id() as i32)]);
+            Ok(())
+        })?;
+        Ok(renewed.is_some())
+    }
+
+    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
+        self.must(c"handing back leases", |session| {
+            let (buckets, tokens) = split(leases);
+            self.statements.hand_back_leases.run(session, &[self.me(), arg(buckets), arg(tokens)]);
+            Ok(())
+        })
+    }
+
+    fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError> {
+        if buckets.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.must(c"looking for messages", |session| {
+            Ok(self.statements.pending_buckets.rows(session, &[arg(ints(buckets))], |row| row.must::<i32>(1) as u32))
+        })
+    }
+
+    fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
+        let fetched = self.must(c"reading messages", |session| {
+            Ok(fetch::batch(session, &self.statements.fetch_batch, bucket, after, limits, batch))
+        });
+        match fetched {
+            Ok(fetched) => {
+                // Outside the transaction: what is read must be safe on disk, but no snapshot need wait for that.
+                fetch::flush_commits(fetched.commits);
+                Ok(fetched.more)
+            }
+            Err(error) => {
+                batch.clear(0);
+                Err(error)
+            }
+        }
+    }
+
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+        // By range first; if any batch has changed meanwhile the whole transaction is done again by lists of ids.
+        let done = match self
+            .transaction(c"removing acknowledged messages", |session| self.remove_ranges(session, acknowledged))?
+        {
+            Some(done) => done,
+            None => {
+                self.must(c"removing acknowledged messages", |session| Ok(self.remove_lists(session, acknowledged)))?
+            }
+        };
+        for (one, _) in acknowledged.iter().zip(&done).filter(|(_, done)| **done) {
+            let bucket = one.lease.bucket as usize;
+            self.database.acknowledged[bucket].fetch_add(one.len as u64, Ordering::Relaxed);
+            self.database.acknowledged_at[bucket].store(now(), Ordering::Relaxed);
+            self.slot.batches.fetch_add(1, Ordering::Relaxed);
+            self.slot.messages.fetch_add(one.len as u64, Ordering::Relaxed);
+            self.slot.bytes.fetch_add(one.batch.payload_bytes(one.len), Ordering::Relaxed);
+        }
+        Ok(done)
+    }
+
+    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
+        self.slot.note_error(&failure.error, now());
+        self.must(c"noting a failure", |session| {
+            let args = [
+                arg(failure.bucket as i32),
+                arg(failure.id),
+                arg(i32::try_from(failure.attempts).unwrap_or(i32::MAX)),
+                arg(failure.error.as_str()),
+                arg(failure.wait.as_secs_f64()),
+            ];
+            self.statements.note_failure.run(session, &args);
+            Ok(())
+        })
+    }
+
+    fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
+        self.must(c"reading failures", |session| {
+            self.statements.drop_stale_failures.run(session, &[arg(ints(buckets))]);
+            Ok(self.statements.failures.rows(session, &[arg(ints(buckets))], |row| Failure {
+                bucket: row.must::<i32>(1) as u32,
+                id: row.must(2),
+                attempts: row.must::<i32>(3) as u32,
+                error: row.must(4),
+                wait: Duration::from_secs_f64(row.must::<f64>(5).clamp(0.0, 86_400.0)),
+            }))
+        })
+    }
+
+    fn release(&mut self) -> Result<(), StoreError> {
+        self.must(c"marking the relay as stopped", |session| {
+            self.statements.stop_relay.run(session, &[self.me()]);
+            Ok(())
+        })?;
+        self.must(c"releasing leases", |session| {
+            self.statements.release_leases.run(session, &[self.me()]);
+            Ok(())
+        })
+    }
+}
+
+impl PgStore {
+    fn remove_ranges(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Undo> {
+        let s = &self.statements;
+        let mut done = Vec::with_capacity(acknowledged.len());
+        for one in acknowledged {
+            let bucket = arg(one.lease.bucket as i32);
+            let (first, last) = (one.batch.id(0), one.batch.id(one.len - 1));
+            let args = [bucket, arg(first), arg(last), self.me(), arg(one.lease.token)];
+            let removed = fetch::ids(session, &s.acknowledge_range, &args);
+            if removed.is_empty() && !self.holds(session, one.lease) {
+                done.push(false);
+                continue;
+            }
+            if !fetch::same_ids(removed, one.batch.ids(one.len)) {
+                return Err(Undo::Refused);
+            }
+            self.end_failures(session, one);
+            done.push(true);
+        }
+        Ok(done)
+    }
+
+    fn remove_lists(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Vec<bool> {
+        let mut done = Vec::with_capacity(acknowledged.len());
+        for one in acknowledged {
+            let ids: Vec<i64> = one.batch.ids(one.len).collect();
+            let args = [arg(one.lease.bucket as i32), arg(ids), self.me(), arg(one.lease.token)];
+            let removed = self.statements.acknowledge_list.run(session, &args);
+            let held = removed > 0 || self.holds(session, one.lease);
+            if held {
+                self.end_failures(session, one);
+            }
+            done.push(held);
+        }
+        done
+    }
+
+    fn holds(&self, session: &Session, lease: Lease) -> bool {
+        let args = [arg(lease.bucket as i32), self.me(), arg(lease.token)];
+        self.statements.holds_lease.rows(session, &args, |row| row.must::<bool>(1))[0]
+    }
+
+    fn end_failures(&self, session: &Session, one: &Acknowledged<'_>) {
+        if one.ends_failure {
+            let args = [arg(one.lease.bucket as i32), arg(one.batch.id(one.len - 1))];
+            self.statements.end_failures.run(session, &args);
+        }
+    }
+}

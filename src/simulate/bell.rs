@@ -1,0 +1,59 @@
+//! The clock and the bell of a relay in the world.
+
+use std::collections::BTreeSet;
+
+use crate::bucket::Bucket;
+use crate::clock::Time;
+use crate::relay::ports::{Bell, Clock, Order, Wait};
+
+use super::Seat;
+use super::world::{Rest, Verb, Whereabouts};
+
+impl Clock for Seat {
+    fn now(&self) -> Time {
+        self.world().now
+    }
+}
+
+impl Bell for Seat {
+    fn take(&mut self, bucket: Bucket) -> Option<i64> {
+        self.world().bells.remove(&bucket)
+    }
+
+    fn take_unknown(&mut self) -> bool {
+        std::mem::take(&mut self.world().actors[self.me].unknown)
+    }
+
+    fn listen_for(&mut self, buckets: &BTreeSet<Bucket>) {
+        self.world().actors[self.me].listening.clone_from(buckets);
+    }
+
+    fn call_peers(&mut self) {
+        let mut world = self.world();
+        world.record(self.me, Verb::CallPeers, Vec::new(), true);
+        for (peer, actor) in world.actors.iter_mut().enumerate() {
+            if peer != self.me {
+                actor.order(Order::Rebalance);
+            }
+        }
+    }
+
+    fn order(&mut self) -> Option<Order> {
+        let orders = &mut self.world().actors[self.me].orders;
+        if orders.stop {
+            return Some(Order::Stop);
+        }
+        if let Some(settings) = orders.settings.take() {
+            return Some(Order::Settings(settings));
+        }
+        std::mem::take(&mut orders.rebalance).then_some(Order::Rebalance)
+    }
+
+    fn rest(&mut self, wait: Wait, until: Time) {
+        let mut world = self.world();
+        let rest = Rest { at: world.now, relay: world.actors[self.me].id.clone(), wait, until };
+        world.rests.push(rest);
+        drop(world);
+        self.pause(Whereabouts::Resting(until));
+    }
+}
