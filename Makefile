@@ -20,7 +20,7 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test check-pure lint demo psql stop bench soak clean
+.PHONY: help prepare build install servers test check-pure check-kafka lint demo psql stop bench soak clean
 
 help:
 	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
@@ -55,7 +55,7 @@ install:
 
 # Tests
 
-test: prepare lint check-pure servers
+test: prepare lint check-pure check-kafka servers
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,All tests passed)
@@ -68,6 +68,9 @@ lint: prepare
 
 check-pure: prepare
 	@$(step) 'Testing the rules alone' cargo test --no-default-features
+
+check-kafka: prepare
+	@$(step) 'Testing the wall to Kafka' cargo test --release --no-default-features --features kafka --lib kafka::
 
 soak: servers
 	@OUTBOX_RELAY_SOAK=1 $(step) 'Testing the guarantees the long way' $(with_state) cargo test $(pg_test) --test cluster

@@ -86,7 +86,7 @@ create table outbox.relay (
 ) with (fillfactor = 30, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
 
 comment on table outbox.relay is 'heartbeats of the relays of this database';
-comment on column outbox.relay.relay_id is 'instance, boot, and number of the worker; never used twice';
+comment on column outbox.relay.relay_id is 'server instance, boot, database, and number of the worker; never used twice';
 comment on column outbox.relay.pid is 'process id of the worker';
 comment on column outbox.relay.started_at is 'first heartbeat';
 comment on column outbox.relay.last_seen is 'latest heartbeat; a relay not seen for a lease duration does not count for the fair share';

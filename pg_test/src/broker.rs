@@ -13,6 +13,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::error::KafkaError;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::types::RDKafkaErrorCode;
 
 use crate::process::{self, Launch, Lifetime, Process, Signal};
@@ -110,7 +111,18 @@ impl Broker {
                 Ok(()) => Seen::Reached(()),
                 Err(error) => Seen::NotYet(format!("{error:#}")),
             })
-        })
+        })?;
+        self.acknowledge_one(&topic)
+    }
+
+    /// A broker that has just started first loads what gives idempotent producers their numbers; till then it refuses them.
+    fn acknowledge_one(&self, topic: &str) -> Result<()> {
+        let producer: BaseProducer = client_settings(&self.bootstrap())
+            .set("enable.idempotence", "true")
+            .create()
+            .context("could not make a producer")?;
+        producer.send(BaseRecord::<(), str>::to(topic).payload("ready")).map_err(|(error, _)| error)?;
+        producer.flush(START_AT_MOST).context("the broker does not serve idempotent producers")
     }
 
     /// Stops the server as an operator would.

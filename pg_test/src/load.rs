@@ -55,6 +55,8 @@ pub struct Plan {
     pub until_committed: Option<u64>,
     /// Each writer rests so long after a transaction.
     pub rest: Duration,
+    /// Half of the transactions stay open for up to so long before they commit, so that ids are not in commit order.
+    pub linger: Duration,
     /// What each session sets first.
     pub session: &'static str,
     /// Seed of all choices.
@@ -75,6 +77,7 @@ impl Plan {
             note_bytes: 20,
             until_committed: None,
             rest: Duration::ZERO,
+            linger: Duration::ZERO,
             session: "",
             seed: 7,
         }
@@ -313,6 +316,9 @@ impl Writer {
                 inner.rollback()?;
             }
             noted.kept.push(enqueue(&mut transaction, &session.write, &self.plan, &key, place)?);
+        }
+        if !self.plan.linger.is_zero() && self.rng.bool() {
+            thread::sleep(self.plan.linger.mul_f64(self.rng.f64()));
         }
         if roll_back {
             transaction.rollback()?;

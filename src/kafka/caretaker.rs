@@ -147,9 +147,10 @@ async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>, closi
     }
 }
 
-/// Lines that differ in numbers only (ports, times, counts) are of one kind.
+/// Lines that differ in numbers only (ports, times, counts), or in what is told in brackets behind the cause, are of one kind.
 fn kind(text: &str) -> String {
-    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+    let cause = text.split_once(" (after ").map_or(text, |(cause, _)| cause);
+    cause.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
 fn say(level: RDKafkaLogLevel, facility: &str, text: &str, unsaid: u64) {

@@ -251,8 +251,10 @@ impl ClientContext for Callbacks {
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // The row-level reports say the same for each row; this is for those who look for the cause.
-        self.lines.push(RDKafkaLogLevel::Error, "ERROR", &format!("{error}: {reason}"));
+        // A broken connection is in the client's log already, with its cause.
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::BrokerTransportFailure) {
+            self.lines.push(RDKafkaLogLevel::Error, "ERROR", &format!("{error}: {reason}"));
+        }
     }
 }
 

@@ -283,6 +283,11 @@ impl Database {
         self.slots.iter().any(|slot| slot.phase() == Phase::Busy)
     }
 
+    /// Whether the worker of a slot is to leave: it was asked to, or a backend needs the database for itself.
+    pub fn must_leave(&self, slot: usize) -> bool {
+        self.slots[slot].stop.load(Ordering::Acquire) || self.blocked_by.load(Ordering::Acquire) != 0
+    }
+
     /// Asks all workers to leave.
     pub fn stop_all(&self) {
         for slot in &self.slots {

@@ -22,11 +22,12 @@ pub enum State {
     Stopping,
     Disabled,
     NotConfigured,
+    Misconfigured,
     VersionMismatch,
 }
 
 impl State {
-    const ALL: [(Self, &'static str); 10] = [
+    const ALL: [(Self, &'static str); 11] = [
         (Self::Starting, "starting"),
         (Self::Idle, "idle"),
         (Self::Standby, "standby"),
@@ -36,6 +37,7 @@ impl State {
         (Self::Stopping, "stopping"),
         (Self::Disabled, "disabled"),
         (Self::NotConfigured, "not configured"),
+        (Self::Misconfigured, "misconfigured"),
         (Self::VersionMismatch, "version mismatch"),
     ];
 

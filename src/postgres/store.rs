@@ -178,10 +178,7 @@ impl PgStore {
     }
 
     fn shout_stranded(&mut self, rows: i64, bucket_count: u32) {
-        if rows > 0
-            && let Some(unsaid) = self.repeats.note("stranded", self.clock.now())
-        {
-            let _ = unsaid;
+        if rows > 0 && self.repeats.note("stranded", self.clock.now()).is_some() {
             let counted = if rows < 1000 { rows.to_string() } else { "1000 or more".to_owned() };
             warn!(
                 detail = format!("Messages: {counted}; buckets are numbered 0 to {}.", bucket_count - 1),
@@ -213,13 +210,14 @@ impl Store for PgStore {
     fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError> {
         self.rounds = self.rounds.wrapping_add(1);
         let prune = self.rounds.is_multiple_of(PRUNE_EVERY);
-        let live: Vec<String> =
-            self.database.slots.iter().map(Slot::relay_id).filter(|relay_id| !relay_id.is_empty()).collect();
         let (acquired, stranded, bucket_count) = self.must(c"acquiring leases", |session| {
             let s = &self.statements;
             let me = self.me();
             let duration = self.lease_seconds();
             s.lock_round.rows(session, &[], |_| ());
+            // Only now: a relay shows its id before its first round, and no round is under way.
+            let live: Vec<String> =
+                self.database.slots.iter().map(Slot::relay_id).filter(|relay_id| !relay_id.is_empty()).collect();
             let alive = s.heartbeat.run(session, &[me, arg(std::process::id() as i32)]) > 0;
             if prune {
                 s.prune_relays.run(session, &[me, arg(duration)]);

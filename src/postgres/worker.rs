@@ -109,7 +109,8 @@ pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum
     }
     let ring = rest::make_ring().expect("the system has room for a descriptor");
     log::install(ring);
-    let outcome = Worker { header, database, slot, place, ring, runs: 0, told: None }.live();
+    let extension_version = Statement::new(include_str!("../../sql/statements/extension_version.sql"), &[]);
+    let outcome = Worker { header, database, slot, place, ring, runs: 0, told: None, extension_version }.live();
     slot.set_outcome(outcome);
     // SAFETY: the regular way out; the launcher decides what comes next.
     unsafe { pg_sys::proc_exit(0) };
@@ -149,7 +150,8 @@ struct Worker {
     ring: RawFd,
     runs: u32,
     /// Why it does not publish, as last logged.
-    told: Option<State>,
+    told: Option<(State, String)>,
+    extension_version: Statement,
 }
 
 /// What the settings say now.
@@ -165,7 +167,7 @@ impl Worker {
             if rest::reload() {
                 log::adopt_level();
             }
-            if rest::stop_requested() || self.slot.stop.load(Ordering::Acquire) {
+            if rest::stop_requested() || self.database.must_leave(self.place.slot) {
                 return Outcome::Stopped;
             }
             match self.installed_version() {
@@ -198,16 +200,16 @@ impl Worker {
     }
 
     fn installed_version(&self) -> Result<Option<String>, SqlError> {
-        let version = Statement::new(include_str!("../../sql/statements/extension_version.sql"), &[]);
         session::run(c"looking for the extension", |session| {
-            Ok(version.rows(session, &[], |row| row.must::<String>(1)).pop())
+            Ok(self.extension_version.rows(session, &[], |row| row.must::<String>(1)).pop())
         })
     }
 
     /// Does nothing, visibly, until something changes.
     fn hold(&mut self, rest: &mut Rest, state: State, detail: &str) {
-        if self.told != Some(state) {
-            self.told = Some(state);
+        let now_told = (state, detail.to_owned());
+        if self.told.as_ref() != Some(&now_told) {
+            self.told = Some(now_told);
             match state {
                 State::Disabled => info!(detail, "outbox_relay is disabled"),
                 State::NotConfigured => info!(
@@ -237,8 +239,9 @@ impl Worker {
         self.runs += 1;
         let instance = instance();
         let relay_id = format!(
-            "{instance}{:016x}.{}.{}.{}",
+            "{instance}{:016x}.{}.{}.{}.{}",
             self.header.boot(),
+            self.database.oid.load(Ordering::Acquire),
             self.place.slot,
             self.place.generation,
             self.runs
@@ -251,7 +254,7 @@ impl Worker {
         let publisher = match made {
             Ok(publisher) => publisher,
             Err(error) => {
-                self.hold(&mut rest, State::BackingOff, &format!("{error}."));
+                self.hold(&mut rest, State::Misconfigured, &format!("{}.", capital(&error)));
                 return rest;
             }
         };
@@ -270,13 +273,14 @@ impl Worker {
         let ended = relay.run();
         let (publisher, bell) = relay.into_ports();
         self.database.listen(self.place.slot, &BTreeSet::new());
-        self.slot.set_relay_id("");
         let mut rest = bell.rest;
         let closed = publisher.close();
         let give_up = BootClock.now() + CLOSE_PATIENCE;
         while !closed.load(Ordering::Acquire) && BootClock.now() < give_up {
             rest.until(give_up);
         }
+        // Only now: without the id its leases, if any are left, are free to take.
+        self.slot.set_relay_id("");
         log::write_waiting(|text| self.slot.note_error(text, now()));
         match ended {
             Ended::Stopped => info!(relay_id, "relay stopped"),
@@ -308,12 +312,12 @@ fn wish() -> Wish {
         return Wish::Rest(State::Disabled, "Messages are accepted and kept; outbox_relay.enabled is off.".to_owned());
     }
     if let Err(error) = settings.check() {
-        return Wish::Rest(State::NotConfigured, format!("{}.", capital(&error.to_string())));
+        return Wish::Rest(State::Misconfigured, format!("{}.", capital(&error.to_string())));
     }
     match gucs::kafka_properties() {
         Ok(Some(properties)) => Wish::Publish(settings, properties),
         Ok(None) => Wish::Rest(State::NotConfigured, "Messages are accepted and kept.".to_owned()),
-        Err(reason) => Wish::Rest(State::BackingOff, reason),
+        Err(reason) => Wish::Rest(State::Misconfigured, reason),
     }
 }
 
@@ -338,7 +342,7 @@ impl SharedBell {
     fn reloaded(&mut self) -> Option<Order> {
         log::adopt_level();
         match wish() {
-            Wish::Rest(State::Disabled, _) => Some(Order::Stop),
+            Wish::Rest(State::Disabled | State::NotConfigured, _) => Some(Order::Stop),
             Wish::Rest(_, detail) => {
                 warn!(detail, hint = "The relay goes on with what it had.", "new settings are not used");
                 None
@@ -374,7 +378,7 @@ impl Bell for SharedBell {
 
     fn order(&mut self) -> Option<Order> {
         rest::serve_interrupts();
-        if rest::stop_requested() || self.slot.stop.load(Ordering::Acquire) {
+        if rest::stop_requested() || self.database.must_leave(self.index) {
             return Some(Order::Stop);
         }
         if rest::reload()

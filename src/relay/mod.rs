@@ -41,6 +41,8 @@ use ports::{
 const BROKER_SILENCE: Duration = Duration::from_secs(5);
 /// Memory that an idle batch buffer keeps.
 const SPARE_BYTES: usize = 1 << 20;
+/// Idle batch buffers that are kept.
+const SPARE_MAX: usize = 16;
 /// Part of the shutdown time that is left for the last acknowledgement and the release.
 const RELEASE_RESERVE: Duration = Duration::from_millis(500);
 
@@ -189,7 +191,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut reports = mem::take(&mut self.reports);
         self.publisher.collect(&mut reports);
         let mut give_up = false;
-        if !reports.is_empty() {
+        // What was given up is the client's own answer.
+        if reports.iter().any(|report| report.outcome != Err(PublishError::GivenUp)) {
             self.heard_from_broker();
         }
         for report in reports.drain(..) {
@@ -270,9 +273,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             None => None,
         };
-        let mut batch = flight.batch;
-        batch.clear(SPARE_BYTES);
-        self.spare.push(batch);
+        self.recycle(flight.batch);
         failure
     }
 
@@ -504,8 +505,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let usable = fetched.is_ok() && !batch.is_empty() && self.may_publish(self.clock.now());
         if !usable {
             let empty = batch.is_empty();
-            batch.clear(SPARE_BYTES);
-            self.spare.push(batch);
+            self.recycle(batch);
             fetched?;
             if empty {
                 self.lanes.get_mut(&bucket).expect("fetching changes no lanes").found_empty();
@@ -532,6 +532,14 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.flights.insert(id, Flight::new(lane.lease, batch));
         self.hand_over(id);
         Ok(true)
+    }
+
+    /// Keeps a few buffers for the next batches.
+    fn recycle(&mut self, mut batch: Batch) {
+        if self.spare.len() < SPARE_MAX {
+            batch.clear(SPARE_BYTES);
+            self.spare.push(batch);
+        }
     }
 
     /// Hands over as many rows of a flight as the client takes.

@@ -83,7 +83,7 @@ fn verbs(world: &World, from: Time, until: Time) -> Vec<Verb> {
 // Publishing ----------------------------------------------------------------------------------------------------------
 
 #[test]
-fn everything_is_published_and_removed_several_buckets_in_one_turn() {
+fn everything_is_published_and_removed_in_all_buckets_at_once() {
     let mut simulation = alone();
     simulation.at(at(1), |world| ALL.for_each(|bucket| world.commit(bucket, [1, 2, 3], Ring::Bucket)));
     let world = simulation.run(at(5));
@@ -628,6 +628,16 @@ fn a_failed_lease_write_suspends_publishing() {
 }
 
 #[test]
+fn after_a_failed_renewal_leases_are_acquired_and_not_only_renewed() {
+    let mut simulation = alone();
+    simulation.settings.lease = SHORT;
+    simulation.world.database.hinder(Verb::Renew, at(6)..at(7), Hindrance::Fails(Failing::BeforeEffect));
+    let world = simulation.run(at(9));
+    let calls = world.calls.iter().filter(|call| matches!(call.verb, Verb::Acquire | Verb::Renew));
+    assert_eq!(calls.map(|call| call.verb).collect::<Vec<_>>(), [Verb::Acquire, Verb::Renew, Verb::Acquire]);
+}
+
+#[test]
 fn an_acknowledgement_under_another_token_is_refused_and_the_rows_kept() {
     let mut simulation = alone();
     simulation.world.broker.delay = secs(2);
@@ -636,6 +646,7 @@ fn an_acknowledgement_under_another_token_is_refused_and_the_rows_kept() {
     simulation.at(at(5), |world| assert_eq!(world.database.rows(0), [1, 2]));
     let world = simulation.run(at(60));
     assert_eq!(world.calls_for(Verb::Acknowledge, 0)[0].at, ms(3005));
+    assert!(times(&world.calls(Verb::Acquire)).contains(&ms(3005)), "it looks at its leases at once");
     assert_eq!(world.broker.published(0), [1, 2, 1, 2]);
     assert!(world.calls_for(Verb::Submit, 0)[1].at >= at(32), "the stranger's lease was respected");
     assert!(world.database.is_empty());
@@ -920,12 +931,13 @@ fn a_stop_releases_though_the_last_acknowledgement_failed() {
 }
 
 #[test]
-fn a_stop_after_the_lease_expired_keeps_the_rows() {
+fn a_stop_that_outlasts_the_lease_keeps_rows_acknowledged_late() {
     let mut simulation = alone();
-    simulation.world.broker.delay = secs(35);
+    simulation.world.broker.delay = ms(29_200) - at(0);
     simulation.world.database.hinder(Verb::Acquire, at(5)..FOREVER, Hindrance::Fails(Failing::BeforeEffect));
     commit(&mut simulation, at(1), 0, [1]);
-    let world = simulation.run(at(35));
+    let world = simulation.run(at(28));
+    assert_eq!(world.ended["a"].0, ms(30_205));
     assert!(world.calls(Verb::Acknowledge).is_empty());
     assert_eq!(world.database.rows(0), [1]);
 }

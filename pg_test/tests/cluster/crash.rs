@@ -5,11 +5,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
-use outbox_relay_pg_test::process::{self, Signal};
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, relays, wait_until_published, wait_until_shared};
+use crate::scene::{DATABASE, PATIENCE, Scene, kill_a_relay, relays, wait_until_published, wait_until_shared};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -58,11 +57,8 @@ fn sigkill_of_a_relay_restarts_the_server_and_loses_nothing(scene: &mut Scene) -
     scene.expect_crash();
     let topic = scene.topic(4)?;
     let load = start_load(scene, &topic)?;
-    let victim = wait_until_shared(&mut client, 2, PATIENCE)?[0].pid;
-    process::send(victim, Signal::KILL)?;
-    wait::until_true("the session has noticed the crash", PATIENCE, || Ok(client.batch_execute("select").is_err()))?;
-    scene.cluster.wait_for_answer()?;
-    let mut client = scene.session()?;
+    wait_until_shared(&mut client, 2, PATIENCE)?;
+    let mut client = kill_a_relay(scene, client)?;
     // Leases of before the crash are void: nobody waits until they expire.
     wait_until_shared(&mut client, 2, SECONDS)?;
     require_nothing_lost(scene, load, &topic)

@@ -77,6 +77,7 @@ fn prepared_transaction_is_published_when_it_is_committed(scene: &mut Scene) -> 
 
 fn prepared_transaction_that_outlived_a_crash_is_published(scene: &mut Scene) -> Result<()> {
     let mut client = scene.start(&[SELDOM])?;
+    scene.expect_crash();
     let topic = scene.topic(1)?;
     let mut consumer = scene.follow(&topic)?;
     client.batch_execute("begin")?;

@@ -1,5 +1,7 @@
 //! G3: rows of one bucket are published in id order; with writers that lock their row that is commit order per key.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
@@ -11,6 +13,7 @@ pub fn trials() -> Vec<Trial> {
         (Shared, Any):
             order_per_key_holds_with_eight_writers_that_lock_their_row,
             order_per_key_holds_with_small_batches,
+            order_per_key_holds_when_lower_ids_commit_later,
             order_per_key_holds_while_buckets_change_hands,
     ]
 }
@@ -33,6 +36,24 @@ fn order_holds(scene: &mut Scene, settings: &[(&str, &str)]) -> Result<()> {
     let tally = Load::start(scene.cluster.address(), &plan)?.finish()?;
     tally.check(&load::committed(&mut client)?)?;
     ensure!(!tally.rolled_back.is_empty(), "the load rolled nothing back");
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.compare(&mut client, &topic)?.require_exactly_once()
+}
+
+/// Transactions of other orders carry the position of the bucket past the ids of one that lingers. When it commits, the
+/// next change of its order follows at once, and must not be seen without it.
+fn order_per_key_holds_when_lower_ids_commit_later(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    let plan = Plan {
+        writers: 24,
+        orders: 16,
+        linger: Duration::from_millis(10),
+        until_committed: Some(4 * MESSAGES),
+        ..Plan::new(DATABASE, &topic)
+    };
+    let tally = Load::start(scene.cluster.address(), &plan)?.finish()?;
+    tally.check(&load::committed(&mut client)?)?;
     wait_until_published(&mut client, PATIENCE)?;
     scene.compare(&mut client, &topic)?.require_exactly_once()
 }

@@ -41,8 +41,7 @@ fn outage_is_only_a_delay(
     away: fn(&Scene) -> Result<()>,
     back: fn(&Scene) -> Result<()>,
 ) -> Result<()> {
-    // An outage is worth one of these, and the test would not be better for knowing which.
-    scene.expect_complaint("outbox_relay relay WARNING:");
+    scene.expect_lost_broker();
     let mut client = scene.start(&[])?;
     let topic = scene.topic(4)?;
     // Large values, so that a relay that reads on while it can't send would be seen.

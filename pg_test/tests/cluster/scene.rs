@@ -15,7 +15,7 @@ use outbox_relay_pg_test::broker::{Broker, Purpose};
 use outbox_relay_pg_test::checker::{self, Figures};
 use outbox_relay_pg_test::cluster::{Cluster, Log, Shutdown};
 use outbox_relay_pg_test::consumer::Consumer;
-use outbox_relay_pg_test::process::{self, Lifetime};
+use outbox_relay_pg_test::process::{self, Lifetime, Signal};
 use outbox_relay_pg_test::wait::{self, Seen};
 use outbox_relay_pg_test::{load, state};
 use postgres::Client;
@@ -51,6 +51,7 @@ const ALWAYS_EXPECTED: &[&str] = &[
     "FATAL:  terminating connection due to administrator command",
     "FATAL:  the database system is shutting down",
     "FATAL:  the database system is starting up",
+    "FATAL:  the database system is not yet accepting connections",
 ];
 
 /// A test.
@@ -190,10 +191,14 @@ impl Scene {
             "WARNING:  terminating connection because of crash of another server process",
             "FATAL:  terminating connection due to unexpected postmaster exit",
             "FATAL:  the database system is in recovery mode",
-            "FATAL:  the database system is not yet accepting connections",
         ] {
             self.expect_complaint(text);
         }
+    }
+
+    /// The test takes the broker away, or sends the Kafka client where there is none.
+    pub fn expect_lost_broker(&mut self) {
+        self.expect_complaint("outbox_relay relay WARNING:  Kafka client reports a problem");
     }
 
     /// Compares what the writers committed with all that the topic holds, and prints the figures.
@@ -260,6 +265,15 @@ pub fn enqueue_many(client: &mut Client, topic: &str, count: i32) -> Result<()> 
         )
         .context("enqueue many")?;
     Ok(())
+}
+
+/// Kills a relay as the out-of-memory killer might, and returns when the server has restarted because of it.
+pub fn kill_a_relay(scene: &Scene, mut client: Client) -> Result<Client> {
+    let victim = *relay_processes(&mut client)?.first().context("no relay runs")?;
+    process::send(victim, Signal::KILL)?;
+    wait::until_true("the session has noticed the crash", PATIENCE, || Ok(client.batch_execute("select").is_err()))?;
+    scene.cluster.wait_for_answer()?;
+    scene.session()
 }
 
 /// Waits until the table is empty: everything committed is acknowledged.

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
-use outbox_relay_pg_test::process::{self, Signal};
 
-use crate::scene::{DATABASE, Scene, relay_processes, soak, wait_until_published};
+use crate::scene::{DATABASE, Scene, kill_a_relay, relay_processes, soak, wait_until_published};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -48,7 +47,7 @@ fn hundred_thousand_messages_arrive_once_and_in_order(scene: &mut Scene) -> Resu
 
 fn hundred_thousand_messages_survive_a_broker_restart_and_killed_relays(scene: &mut Scene) -> Result<()> {
     scene.expect_complaint("FATAL:  terminating background worker \"outbox_relay relay");
-    scene.expect_complaint("outbox_relay relay WARNING:");
+    scene.expect_lost_broker();
     scene.expect_crash();
     let mut client = scene.start(&[("outbox_relay.workers", "2")])?;
     let topic = scene.topic(4)?;
@@ -60,12 +59,8 @@ fn hundred_thousand_messages_survive_a_broker_restart_and_killed_relays(scene: &
     client.execute("select pg_terminate_backend($1)", &[&victim])?;
     load.wait_for(messages() / 5 * 3, LONG)?;
     scene.broker.start()?;
-    let victim = *relay_processes(&mut client)?.first().context("no relay runs")?;
-    process::send(victim, Signal::KILL)?;
-
+    let mut client = kill_a_relay(scene, client)?;
     let tally = load.finish()?;
-    scene.cluster.wait_for_answer()?;
-    let mut client = scene.session()?;
     wait_until_published(&mut client, LONG)?;
     tally.check(&load::committed(&mut client)?)?;
     let figures = scene.compare(&mut client, &topic)?;

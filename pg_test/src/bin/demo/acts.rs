@@ -20,9 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Messages that the sessions commit in the second act.
 const MESSAGES: u64 = 5_000;
 /// How long the broker is away in the third.
-const OUTAGE: Duration = Duration::from_secs(4);
+const OUTAGE: Duration = Duration::from_secs(3);
 /// Rest of a session after each transaction: a shop, not a benchmark.
-const REST: Duration = Duration::from_millis(2);
+const REST: Duration = Duration::from_millis(10);
 
 /// Plays all of it.
 pub fn play(terminal: &Terminal) -> Result<()> {

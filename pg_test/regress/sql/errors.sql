@@ -1,0 +1,150 @@
+-- What can be refused is refused in the caller's transaction, with SQLSTATE, detail and hint, and nothing is stored.
+create extension outbox_relay;
+
+-- Topic: null, empty, too long, a character that Kafka does not take, dots only.
+select outbox.enqueue(null, 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('', 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue(repeat('x', 250), 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('two words', 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('a/b', 'k', 'v');
+select outbox.enqueue('bücher', 'k', 'v');
+select outbox.enqueue(' orders', 'k', 'v');
+select outbox.enqueue('.', 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('..', 'k', 'v');
+
+-- The same of every combination of types.
+select outbox.enqueue('a:b', '\x00'::bytea, '\x00'::bytea);
+select outbox.enqueue('a:b', 'k', '{}'::jsonb);
+select outbox.enqueue('a:b', 'k', '{}'::json);
+select outbox.enqueue('a:b', 'k', '\x00'::bytea);
+
+-- What Kafka takes is taken.
+select count(outbox.enqueue(topic, 'k', 'v'))
+from unnest(array['a', '...', '-', '_', '0', 'A.b_c-9', repeat('x', 249)]) topic;
+truncate outbox.message;
+
+-- Partition.
+select outbox.enqueue('orders', 'k', 'v', partition => -1);
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('orders', 'k', 'v', partition => -2147483648);
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+-- Headers: neither object nor array of pairs.
+select outbox.enqueue('orders', 'k', 'v', '1');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('orders', 'k', 'v', '"text"');
+select outbox.enqueue('orders', 'k', 'v', 'true');
+select outbox.enqueue('orders', 'k', 'v', '["name", "value"]');
+select outbox.enqueue('orders', 'k', 'v', '[{"name": "value"}]');
+select outbox.enqueue('orders', 'k', 'v', '[["name"]]');
+select outbox.enqueue('orders', 'k', 'v', '[[]]');
+select outbox.enqueue('orders', 'k', 'v', '[["name", "value", "more"]]');
+select outbox.enqueue('orders', 'k', 'v', '[[1, "value"]]');
+select outbox.enqueue('orders', 'k', 'v', '[[null, "value"]]');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+-- Headers: a value that is no string, null or {"base64": ...}.
+select outbox.enqueue('orders', 'k', 'v', '{"name": 1}');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('orders', 'k', 'v', '{"name": 1.5}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": false}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": ["value"]}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {}}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {"base65": "AA=="}}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {"base64": "AA==", "more": ""}}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {"base64": null}}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {"base64": "?"}}');
+select outbox.enqueue('orders', 'k', 'v', '{"name": {"base64": "AA="}}');
+select outbox.enqueue('orders', 'k', 'v', '[["a", "1"], ["b", 2]]');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+-- Headers: too many.
+select outbox.enqueue('orders', 'k', 'v', jsonb_agg(jsonb_build_array('name', i::text))) as id from generate_series(1, 1000) i \gset
+select outbox.enqueue('orders', 'k', 'v', jsonb_agg(jsonb_build_array('name', i::text))) from generate_series(1, 1001) i;
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+truncate outbox.message;
+
+-- Arguments that the server itself refuses: no such types, no valid JSON, no uuid.
+select outbox.enqueue('orders', 1, 2);
+select outbox.enqueue('orders', 'k');
+select outbox.enqueue('orders', 'k', 'v', 'no json');
+select outbox.enqueue('orders', 'k', 'v', message_id => 'no uuid');
+
+-- Size: the greatest that fits, one byte more, both numbers in the text. A record without key and headers adds 93 bytes
+-- to its value: 36 for itself, 57 for the header with the message id.
+show outbox_relay.max_message_bytes;
+select outbox.enqueue('orders', null, repeat('x', 1000000 - 93)) as id \gset
+select outbox.enqueue('orders', null, repeat('x', 1000000 - 92));
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+alter system set outbox_relay.max_message_bytes = 1000;
+select pg_reload_conf();
+-- A session reads the new value between its commands.
+do $$
+begin
+    for i in 1..1000 loop
+        exit when current_setting('outbox_relay.max_message_bytes') = '1000B';
+        perform pg_sleep(0.01);
+    end loop;
+end
+$$;
+show outbox_relay.max_message_bytes;
+truncate outbox.message;
+select outbox.enqueue('orders', null, repeat('x', 907)) as id \gset
+select outbox.enqueue('orders', null, repeat('x', 908));
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('orders', repeat('k', 100), repeat('x', 807)) as id \gset
+select outbox.enqueue('orders', repeat('k', 100), repeat('x', 808));
+select outbox.enqueue('orders', repeat('k', 907), null) as id \gset
+select outbox.enqueue('orders', repeat('k', 908), null);
+select outbox.enqueue('orders', decode(repeat('00', 500), 'hex'), decode(repeat('ff', 407), 'hex')) as id \gset
+select outbox.enqueue('orders', decode(repeat('00', 500), 'hex'), decode(repeat('ff', 408), 'hex'));
+-- A header costs a byte or two for each of its two lengths: two up to 63 bytes, three with a longer value.
+select outbox.enqueue('orders', null, repeat('x', 887), jsonb_build_object('name', repeat('h', 14))) as id \gset
+select outbox.enqueue('orders', null, repeat('x', 888), jsonb_build_object('name', repeat('h', 14)));
+select outbox.enqueue('orders', null, repeat('x', 800), jsonb_build_object('name', repeat('h', 100))) as id \gset
+select outbox.enqueue('orders', null, repeat('x', 801), jsonb_build_object('name', repeat('h', 100)));
+-- Characters count with their bytes.
+select outbox.enqueue('orders', null, repeat('ü', 453)) as id \gset
+select outbox.enqueue('orders', null, repeat('ü', 454));
+-- jsonb counts with its text.
+select outbox.enqueue('orders', null, to_jsonb(repeat('x', 905))) as id \gset
+select outbox.enqueue('orders', null, to_jsonb(repeat('x', 906)));
+select count(*), max(length(coalesce(key, '')) + length(coalesce(value, ''))) from outbox.message;
+truncate outbox.message;
+
+alter system reset outbox_relay.max_message_bytes;
+select pg_reload_conf();
+do $$
+begin
+    for i in 1..1000 loop
+        exit when current_setting('outbox_relay.max_message_bytes') = '1000000B';
+        perform pg_sleep(0.01);
+    end loop;
+end
+$$;
+show outbox_relay.max_message_bytes;
+
+-- A refusal is an ordinary error: the transaction is lost, unless a savepoint or a handler keeps the rest.
+begin;
+select outbox.enqueue('orders', 'k', 'lost') as id \gset
+select outbox.enqueue('', 'k', 'refused');
+select 1;
+commit;
+do $$
+begin
+    perform outbox.enqueue('orders', 'k', 'kept');
+    perform outbox.enqueue('orders', 'k', 'refused', '1');
+exception when invalid_parameter_value then
+    perform outbox.enqueue('orders', 'k', 'instead');
+end
+$$;
+select convert_from(value, 'UTF8') as value from outbox.message;
+
+truncate outbox.message;
+drop schema outbox cascade;
