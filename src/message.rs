@@ -182,6 +182,11 @@ impl Batch {
         self.rows[..len].iter().map(|row| size(row.key) + size(row.value) + size(row.headers)).sum()
     }
 
+    /// Drops the rows behind the first `len`.
+    pub fn truncate(&mut self, len: usize) {
+        self.rows.truncate(len);
+    }
+
     /// Forgets the rows and keeps the memory, unless it grew beyond `keep` bytes.
     pub fn clear(&mut self, keep: usize) {
         self.rows.clear();

@@ -14,6 +14,8 @@ pub(super) struct Flight {
     /// The lease was lost meanwhile: the reports are awaited, but the rows are kept, for a late success proves nothing.
     pub orphaned: bool,
     pub prefix: Prefix<PublishError>,
+    /// The first row that was refused, and why; rows in front of it may have been given up.
+    refusal: Option<(usize, String)>,
     /// Rows handed to the client, or refused by it at once.
     submitted: usize,
     /// Nothing more of it is submitted: a row has failed, and what was not sent waits behind it.
@@ -23,7 +25,7 @@ pub(super) struct Flight {
 impl Flight {
     pub fn new(lease: Lease, batch: Batch) -> Self {
         let prefix = Prefix::new(batch.len());
-        Self { lease, batch, orphaned: false, prefix, submitted: 0, closed: false }
+        Self { lease, batch, orphaned: false, prefix, refusal: None, submitted: 0, closed: false }
     }
 
     /// The first row not yet handed over, if that is still to be done.
@@ -37,8 +39,27 @@ impl Flight {
 
     /// The client refused the next row for good.
     pub fn refused(&mut self, error: PublishError) {
+        self.note_refusal(self.submitted, &error);
         self.prefix.fail(self.submitted, error);
         self.submitted += 1;
+        self.closed = true;
+    }
+
+    fn note_refusal(&mut self, index: usize, error: &PublishError) {
+        if let PublishError::Refused(reason) = error
+            && self.refusal.as_ref().is_none_or(|(first, _)| index < *first)
+        {
+            self.refusal = Some((index, reason.clone()));
+        }
+    }
+
+    /// The id of the first refused row, and why it was refused.
+    pub fn refusal(&self) -> Option<(i64, &str)> {
+        self.refusal.as_ref().map(|(index, reason)| (self.batch.id(*index), reason.as_str()))
+    }
+
+    /// Submits nothing more.
+    pub fn close(&mut self) {
         self.closed = true;
     }
 
@@ -53,6 +74,7 @@ impl Flight {
                 let first = !self.closed;
                 let refused = error != PublishError::GivenUp;
                 self.closed = true;
+                self.note_refusal(index, &error);
                 self.prefix.fail(index, error);
                 first && refused && !self.complete()
             }
@@ -113,6 +135,17 @@ mod tests {
         flight.report(2, Ok(()));
         assert!(flight.complete());
         assert_eq!(flight.prefix.len(), 0);
+    }
+
+    #[test]
+    fn a_refusal_is_known_behind_a_row_that_was_given_up() {
+        let mut flight = flight(3);
+        flight.handed_over(3);
+        flight.report(2, Err(refused()));
+        flight.report(1, Err(PublishError::GivenUp));
+        flight.report(0, Ok(()));
+        assert_eq!(flight.prefix.len(), 1);
+        assert_eq!(flight.refusal(), Some((3, "no")));
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Lane {
     pub flight: Option<FlightId>,
     /// The refused first message, which is tried alone.
     pub failing: Option<Failing>,
+    /// Reading failed so many times in a row, and is not tried again before this.
+    pub unreadable: Option<(u32, Time)>,
     /// There may be rows above the position.
     ready: bool,
     /// Rows up to this id were read, and are removed or in flight.
@@ -35,7 +37,7 @@ pub(super) struct Failing {
 impl Lane {
     /// A bucket just gained: nothing is known of it, and an earlier flight of it may still be out.
     pub fn new(lease: Lease, flight: Option<FlightId>) -> Self {
-        Self { lease, leaving: false, flight, failing: None, ready: true, position: 0 }
+        Self { lease, leaving: false, flight, failing: None, unreadable: None, ready: true, position: 0 }
     }
 
     /// A row with this id was committed.
@@ -55,19 +57,50 @@ impl Lane {
 
     /// Whether a batch may be started now.
     pub fn can_start(&self, now: Time) -> bool {
-        self.ready
-            && !self.leaving
-            && self.flight.is_none()
-            && self.failing.is_none_or(|failing| failing.retry_at <= now)
+        self.is_open() && self.waits_until().is_none_or(|until| until <= now)
     }
 
     /// When a batch may be started, if only time stands in the way.
     pub fn waits_until(&self) -> Option<Time> {
-        self.failing.filter(|_| self.ready && !self.leaving && self.flight.is_none()).map(|failing| failing.retry_at)
+        if !self.is_open() {
+            return None;
+        }
+        let refused = self.failing.filter(|failing| self.is_next(*failing)).map(|failing| failing.retry_at);
+        refused.max(self.unreadable.map(|(_, until)| until))
     }
 
-    pub fn is_ready(&self) -> bool {
-        self.ready
+    fn is_open(&self) -> bool {
+        self.ready && !self.leaving && self.flight.is_none()
+    }
+
+    /// Whether there is nothing in front of the refused row any more.
+    fn is_next(&self, failing: Failing) -> bool {
+        self.position >= failing.id - 1
+    }
+
+    /// How many rows to read: of a refused one that is next, that one alone.
+    pub fn rows(&self, batch_size: usize) -> usize {
+        if self.failing.is_some_and(|failing| self.is_next(failing)) { 1 } else { batch_size }
+    }
+
+    /// How many of the rows that were read may be sent now: those in front of a refused one, or, when it is due, that one
+    /// alone. `ids` are the ids of the rows.
+    pub fn admit(&mut self, ids: impl ExactSizeIterator<Item = i64>, now: Time) -> usize {
+        let rows = ids.len();
+        let Some(failing) = self.failing else { return rows };
+        let mut ids = ids.peekable();
+        match ids.peek() {
+            Some(first) if *first == failing.id => {
+                self.position = failing.id - 1;
+                usize::from(failing.retry_at <= now)
+            }
+            // Somebody has removed the refused row: what comes now has not failed yet.
+            Some(first) if *first > failing.id => {
+                self.failing = None;
+                rows
+            }
+            _ => ids.take_while(|id| *id < failing.id).count(),
+        }
     }
 
     pub fn position(&self) -> i64 {
@@ -139,14 +172,34 @@ mod tests {
         assert_eq!((lane.position(), lane.can_start(NOW)), (16, true));
     }
 
+    const LATER: Time = Time::since_zero(Duration::from_secs(101));
+
     #[test]
-    fn a_failing_head_waits_for_its_time() {
+    fn a_refused_row_waits_for_its_time_and_goes_alone() {
         let mut lane = lane();
-        let retry_at = NOW + Duration::from_secs(1);
-        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at });
+        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
+        assert_eq!(lane.admit([5, 6].into_iter(), NOW), 0);
         assert!(!lane.can_start(NOW));
-        assert_eq!(lane.waits_until(), Some(retry_at));
-        assert!(lane.can_start(retry_at));
+        assert_eq!(lane.waits_until(), Some(LATER));
+        assert_eq!((lane.can_start(LATER), lane.rows(500)), (true, 1));
+        assert_eq!(lane.admit([5, 6].into_iter(), LATER), 1);
+    }
+
+    #[test]
+    fn rows_in_front_of_a_refused_one_go_on() {
+        let mut lane = lane();
+        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
+        assert_eq!((lane.can_start(NOW), lane.rows(500), lane.waits_until()), (true, 500, None));
+        assert_eq!(lane.admit([2, 4, 5, 6].into_iter(), NOW), 2);
+        assert_eq!(lane.admit([2, 4].into_iter(), NOW), 2);
+    }
+
+    #[test]
+    fn a_refused_row_that_is_gone_holds_up_nothing() {
+        let mut lane = lane();
+        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
+        assert_eq!(lane.admit([6, 7].into_iter(), NOW), 2);
+        assert!(lane.failing.is_none());
     }
 
     #[test]

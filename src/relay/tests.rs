@@ -38,7 +38,12 @@ fn alone() -> Simulation {
     simulation
 }
 
-fn commit(simulation: &mut Simulation, time: Time, bucket: Bucket, ids: impl IntoIterator<Item = i64> + Send + 'static) {
+fn commit(
+    simulation: &mut Simulation,
+    time: Time,
+    bucket: Bucket,
+    ids: impl IntoIterator<Item = i64> + Send + 'static,
+) {
     simulation.at(time, move |world| world.commit(bucket, ids, Ring::Bucket));
 }
 
@@ -755,11 +760,7 @@ fn waits_after_failures_lie_in_their_bounds_and_no_bell_cuts_them_short() {
 fn waits_begin_anew_after_a_turn_that_worked() {
     let mut simulation = alone();
     for from in [at(1), at(30)] {
-        simulation.world.database.hinder(
-            Verb::Fetch,
-            from..from + secs(20),
-            Hindrance::Fails(Failing::BeforeEffect),
-        );
+        simulation.world.database.hinder(Verb::Fetch, from..from + secs(20), Hindrance::Fails(Failing::BeforeEffect));
         commit(&mut simulation, from, 0, [1]);
     }
     let world = simulation.run(at(80));
@@ -994,7 +995,11 @@ fn a_busy_bucket_above_the_share_is_handed_back_only_when_quiet() {
     assert!(world.database.is_empty());
     assert_eq!(world.broker.log.len(), 16, "nothing was published twice");
     let by_b = world.broker.log.iter().filter(|row| row.relay == "b");
-    assert_eq!(by_b.map(|row| (row.id, row.at)).collect::<Vec<_>>(), [(2, ms(46_010)); 4], "the rest went to b at once");
+    assert_eq!(
+        by_b.map(|row| (row.id, row.at)).collect::<Vec<_>>(),
+        [(2, ms(46_010)); 4],
+        "the rest went to b at once"
+    );
 }
 
 #[test]

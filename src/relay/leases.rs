@@ -1,0 +1,202 @@
+//! Which buckets are ours, since when, and what becomes of them when they are not any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+
+use tracing::{info, warn};
+
+use crate::bucket::Bucket;
+use crate::clock::Time;
+use crate::lease::{Lease, LeaseTimes};
+
+use super::Relay;
+use super::lane::{Failing, Lane};
+use super::ports::{Acquired, Bell, Clock, Publisher, Store, StoreError};
+
+/// Since when leases are held. The times are from before the call that the store answered.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Tenure {
+    /// The latest acquisition or renewal that succeeded, and the times that it was made with.
+    confirmed: Option<(Time, LeaseTimes)>,
+    /// The latest acquisition that succeeded; none forces the next, and until then nothing new is published.
+    rebalanced: Option<Time>,
+    /// Whether an acquisition was ever tried: its answer may be lost and its effect to be undone.
+    tried: bool,
+}
+
+impl Tenure {
+    /// Nothing new is published until leases are acquired again.
+    pub(super) fn suspend(&mut self) {
+        self.rebalanced = None;
+    }
+
+    /// When the leases end unless they are renewed.
+    pub(super) fn expiry(&self) -> Option<Time> {
+        self.confirmed.map(|(confirmed, times)| confirmed + times.duration)
+    }
+
+    /// When to acquire or renew; none means at once.
+    pub(super) fn due(&self, wanted: &LeaseTimes) -> Option<Time> {
+        let rebalance = wanted.rebalance_due(self.rebalanced?);
+        Some(self.renewal_due().map_or(rebalance, |renewal| rebalance.min(renewal)))
+    }
+
+    fn renewal_due(&self) -> Option<Time> {
+        self.confirmed.map(|(confirmed, times)| times.renewal_due(confirmed))
+    }
+
+    /// Whether an acquisition was ever tried, and so is to be undone at the end.
+    pub(super) fn tried(&self) -> bool {
+        self.tried
+    }
+}
+
+impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
+    /// Takes, keeps, renews or gives up leases, whatever is due.
+    pub(super) fn hold_leases(&mut self) -> Result<(), StoreError> {
+        let now = self.clock.now();
+        if self.tenure.rebalanced.is_none_or(|begun| self.settings.lease.rebalance_due(begun) <= now) {
+            self.acquire()?;
+        } else if self.tenure.renewal_due().is_some_and(|due| due <= now) {
+            self.renew()?;
+        }
+        self.read_failures()
+    }
+
+    /// Finds out by itself that leases have ended, whatever else fails.
+    pub(super) fn expire_leases(&mut self) {
+        let now = self.clock.now();
+        if self.tenure.confirmed.is_some_and(|(confirmed, times)| times.expired(confirmed, now)) {
+            self.lose_all("they were not renewed in time");
+        }
+    }
+
+    /// Whether leases are held and young enough to begin something.
+    pub(super) fn may_publish(&self, now: Time) -> bool {
+        self.tenure.rebalanced.is_some()
+            && self.tenure.confirmed.is_some_and(|(confirmed, times)| !times.expired(confirmed, now))
+    }
+
+    pub(super) fn acquire(&mut self) -> Result<(), StoreError> {
+        let before = self.clock.now();
+        self.tenure.tried = true;
+        let busy: BTreeSet<Bucket> = self.flights.values().map(|flight| flight.lease.bucket).collect();
+        let acquired = self.store.acquire(&busy).inspect_err(|_| self.tenure.suspend())?;
+        let times = self.settings.lease;
+        if times.expired(before, self.clock.now()) {
+            self.lose_all("acquiring them took longer than they last");
+            return Err(StoreError::Retry("acquiring leases took longer than they last".to_owned()));
+        }
+        let joined = self.tenure.confirmed.replace((before, times)).is_none();
+        self.tenure.rebalanced = Some(before);
+        if joined || acquired.freed {
+            self.bell.call_peers();
+        }
+        self.adopt(&acquired);
+        Ok(())
+    }
+
+    pub(super) fn renew(&mut self) -> Result<(), StoreError> {
+        let before = self.clock.now();
+        let leases: Vec<Lease> = self.lanes.values().map(|lane| lane.lease).collect();
+        let renewed = self.store.renew(&leases).inspect_err(|_| self.tenure.suspend())?;
+        if !renewed {
+            self.lose_all("the renewal was refused");
+            return Err(StoreError::Retry("the renewal of leases was refused".to_owned()));
+        }
+        self.tenure.confirmed = Some((before, self.settings.lease));
+        Ok(())
+    }
+
+    /// Takes over what the store says is ours now.
+    fn adopt(&mut self, acquired: &Acquired) {
+        let held: BTreeMap<Bucket, Lease> = acquired.leases.iter().map(|lease| (lease.bucket, *lease)).collect();
+        let gone: Vec<Lease> =
+            self.lanes.values().map(|lane| lane.lease).filter(|lease| held.get(&lease.bucket) != Some(lease)).collect();
+        for lease in &gone {
+            self.lanes.remove(&lease.bucket);
+            self.orphan(*lease);
+        }
+        let gained: Vec<Bucket> = held.keys().copied().filter(|bucket| !self.lanes.contains_key(bucket)).collect();
+        for bucket in &gained {
+            let flight = self.flights.iter().find(|(_, flight)| flight.lease.bucket == *bucket).map(|(id, _)| *id);
+            self.lanes.insert(*bucket, Lane::new(held[bucket], flight));
+        }
+        for (bucket, lane) in &mut self.lanes {
+            lane.leaving = acquired.leaving.contains(bucket);
+        }
+        self.unread.extend(gained.iter().copied());
+        self.unread.retain(|bucket| held.contains_key(bucket));
+        if gone.is_empty() && gained.is_empty() {
+            return;
+        }
+        info!(buckets = self.lanes.len(), gained = gained.len(), handed_back = gone.len(), "leases changed");
+        self.bell.listen_for(&self.lanes.keys().copied().collect());
+        self.discover_at = None;
+    }
+
+    /// Takes over how far earlier owners got with refused rows. Nothing is started before that.
+    fn read_failures(&mut self) -> Result<(), StoreError> {
+        if self.unread.is_empty() {
+            return Ok(());
+        }
+        let unread: Vec<Bucket> = self.unread.iter().copied().collect();
+        let failures = self.store.failures(&unread)?;
+        let now = self.clock.now();
+        for failure in failures {
+            if let Some(lane) = self.lanes.get_mut(&failure.bucket) {
+                let retry_at = now + failure.wait;
+                lane.failing = Some(Failing { id: failure.id, attempts: failure.attempts, retry_at });
+            }
+        }
+        self.unread.clear();
+        Ok(())
+    }
+
+    /// Frees the buckets above the share that have become quiet.
+    pub(super) fn hand_back(&mut self) -> Result<(), StoreError> {
+        let quiet: Vec<Lease> =
+            self.lanes.values().filter(|lane| lane.leaving && lane.flight.is_none()).map(|lane| lane.lease).collect();
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        self.store.hand_back(&quiet)?;
+        for lease in &quiet {
+            self.lanes.remove(&lease.bucket);
+        }
+        info!(buckets = self.lanes.len(), gained = 0, handed_back = quiet.len(), "leases changed");
+        self.bell.listen_for(&self.lanes.keys().copied().collect());
+        self.bell.call_peers();
+        Ok(())
+    }
+
+    pub(super) fn lose(&mut self, lease: Lease, reason: &str) {
+        warn!(detail = format!("Bucket {}: {reason}.", lease.bucket), "lost a lease");
+        self.lanes.remove(&lease.bucket);
+        self.orphan(lease);
+        self.tenure.suspend();
+    }
+
+    pub(super) fn lose_all(&mut self, reason: &str) {
+        self.tenure.suspend();
+        self.tenure.confirmed = None;
+        if self.lanes.is_empty() {
+            return;
+        }
+        warn!(detail = format!("Buckets: {}; {reason}.", self.lanes.len()), "lost all leases");
+        for lane in mem::take(&mut self.lanes).into_values() {
+            self.orphan(lane.lease);
+        }
+        self.bell.listen_for(&BTreeSet::new());
+    }
+
+    /// What is in flight under a lost lease is only waited for; what the client has only queued is called back.
+    pub(super) fn orphan(&mut self, lease: Lease) {
+        if let Some(flight) = self.flights.values_mut().find(|flight| flight.lease == lease && !flight.orphaned) {
+            flight.orphaned = true;
+            if !flight.complete() {
+                self.publisher.purge();
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A graceful stop: give up what was not sent, wait for what was, acknowledge it, and only then let others have the buckets.
+
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::Relay;
+use super::flight::Flight;
+use super::ports::{Bell, Clock, Publisher, Store, Wait};
+
+/// Part of the shutdown time that is left for the last acknowledgement and the release.
+const RELEASE_RESERVE: Duration = Duration::from_millis(500);
+
+impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
+    /// Gives up what was not sent, waits a bounded time for what was, acknowledges it, then releases.
+    pub(super) fn stop(&mut self) {
+        let deadline = self.clock.now() + self.settings.shutdown_timeout;
+        let patience = deadline.since(self.clock.now()).saturating_sub(RELEASE_RESERVE);
+        let wait_until = self.clock.now() + patience;
+        self.flights.values_mut().for_each(Flight::close);
+        loop {
+            self.publisher.purge();
+            self.collect();
+            if self.flights.values().all(Flight::complete) || self.clock.now() >= wait_until {
+                break;
+            }
+            self.bell.rest(Wait::Stopping, wait_until);
+        }
+        self.expire_leases();
+        if let Err(error) = self.acknowledge() {
+            warn!(detail = format!("{error}."), "could not remove acknowledged messages before stopping");
+        }
+        if !self.tenure.tried() {
+            return;
+        }
+        let unanswered = self.flights.values().filter(|flight| !flight.complete()).count();
+        if unanswered > 0 {
+            warn!(
+                detail = format!("Batches without an answer from Kafka: {unanswered}."),
+                hint = "Their messages are kept; they may be published twice.",
+                "stopping without releasing leases"
+            );
+            return;
+        }
+        match self.store.release() {
+            Ok(()) => self.bell.call_peers(),
+            Err(error) => warn!(detail = format!("{error}."), "could not release leases; they will expire"),
+        }
+    }
+}
