@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::lease::LeaseTimes;
 
+/// Most relays of one database.
+pub const WORKERS_MAX: usize = 16;
+
 /// The settings of one relay; src/postgres/gucs.rs describes them to users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {

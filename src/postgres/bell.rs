@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 
 use pgrx::{pg_guard, pg_sys};
 
-use super::hooks;
 use super::shared;
 
 #[derive(Default)]
@@ -68,7 +67,6 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
         pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => false,
         _ => return,
     };
-    hooks::release_databases();
     let pending = PENDING.take();
     if !committed {
         return;

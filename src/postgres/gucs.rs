@@ -8,9 +8,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard, pg_sys};
 use crate::kafka;
 use crate::lease::LeaseTimes;
 use crate::properties::{self, Properties, PropertiesError};
-use crate::settings::Settings;
-
-use super::shared::RELAYS_MAX;
+use crate::settings::{Settings, WORKERS_MAX};
 
 static BOOTSTRAP_SERVERS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static KAFKA_PROPERTIES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -78,7 +76,7 @@ pub fn define() {
         c"Number of relays in each database.",
         c"Each uses one of max_worker_processes.",
         &WORKERS,
-        (0, RELAYS_MAX as i32),
+        (0, WORKERS_MAX as i32),
         GucFlags::default(),
     );
     int(
@@ -183,7 +181,7 @@ pub fn settings() -> Settings {
     }
 }
 
-/// Relays a database, 0 to [`RELAYS_MAX`].
+/// Relays a database, 0 to [`WORKERS_MAX`].
 pub fn workers() -> usize {
     positive(&WORKERS)
 }

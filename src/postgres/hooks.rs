@@ -40,6 +40,7 @@ pub fn install() {
     unsafe {
         let _ = PREVIOUS.set(pg_sys::ProcessUtility_hook);
         pg_sys::ProcessUtility_hook = Some(process_utility);
+        pg_sys::RegisterXactCallback(Some(at_end), std::ptr::null_mut());
     }
 }
 
@@ -236,8 +237,20 @@ fn wait_a_moment() {
     check_for_interrupts!();
 }
 
-/// The transaction has ended: relays may come back. Raises no error.
-pub fn release_databases() {
+/// When the transaction has ended, relays may come back. An ERROR here would be a PANIC, so nothing here can raise one.
+#[pg_guard]
+unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
+    if matches!(
+        event,
+        pg_sys::XactEvent::XACT_EVENT_COMMIT
+            | pg_sys::XactEvent::XACT_EVENT_ABORT
+            | pg_sys::XactEvent::XACT_EVENT_PREPARE
+    ) {
+        release_databases();
+    }
+}
+
+fn release_databases() {
     let blocked = BLOCKED.take();
     if blocked.is_empty() {
         return;

@@ -12,11 +12,10 @@ use std::sync::atomic::{
 use pgrx::pg_sys;
 
 use crate::bucket::BUCKET_COUNT_MAX;
+use crate::settings::WORKERS_MAX;
 
 use super::gucs;
 
-/// Most relays of one database.
-pub const RELAYS_MAX: usize = 16;
 /// A bell that nobody has rung.
 pub const SILENT: i64 = i64::MAX;
 /// Databases announced since the launcher last looked; more than that makes it look at all.
@@ -53,7 +52,7 @@ pub struct Database {
     /// Messages of a bucket that were acknowledged, and when last.
     pub acknowledged: [AtomicU64; BELLS],
     pub acknowledged_at: [AtomicI64; BELLS],
-    pub slots: [Slot; RELAYS_MAX],
+    pub slots: [Slot; WORKERS_MAX],
 }
 
 /// What a slot is doing, as far as the launcher is concerned.

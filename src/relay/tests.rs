@@ -333,6 +333,20 @@ fn a_row_refused_by_the_client_when_it_has_room_again_is_noted_at_once() {
 }
 
 #[test]
+fn a_retry_that_comes_due_during_a_slow_turn_is_done_at_once() {
+    let mut simulation = alone();
+    simulation.world.broker.refuse(0, 1, Refuser::Broker, at(2));
+    commit(&mut simulation, at(1), 0, [1]);
+    // Every bucket is read, while the retry of 2.055 s comes due, and nothing is found.
+    let slow = Hindrance::Slow { before: ms(200) - at(0), after: secs(0) };
+    simulation.world.database.hinder(Verb::Fetch, at(2)..at(3), slow);
+    simulation.at(at(2), |world| world.commit(0, [], Ring::Unknown));
+    let world = simulation.run(at(9));
+    let published = world.broker.published_at(0, 1).expect("it is tried again");
+    assert!(published < at(4), "{published:?}");
+}
+
+#[test]
 fn a_row_refused_for_ever_keeps_its_followers() {
     let mut simulation = alone();
     simulation.world.broker.refuse(0, 1, Refuser::Broker, FOREVER);
@@ -351,6 +365,7 @@ fn a_late_commit_before_a_refused_row_does_not_forget_the_refusal() {
     simulation.at(at(9), |world| assert!(world.database.failures[&(0, 5)].attempts > 2));
     let world = simulation.run(at(50));
     assert_eq!(world.broker.published(0), [6, 7, 8, 3], "the followers are not sent again");
+    assert_eq!(world.broker.published_at(0, 3), Some(ms(10_005)), "it does not wait for the refused row");
     assert!(world.database.failures[&(0, 5)].attempts > 4, "the count goes on");
 }
 
@@ -426,6 +441,17 @@ fn without_a_bell_a_commit_to_a_bucket_that_is_never_quiet_is_published_within_t
     let world = simulation.run(at(100));
     let published = world.broker.published_at(0, 5).expect("it is found");
     assert!(published - at(22) <= secs(12), "{published:?}");
+}
+
+#[test]
+fn a_batch_is_read_from_behind_the_last_one() {
+    let mut simulation = alone();
+    simulation.settings.batch_size = 2;
+    commit(&mut simulation, at(1), 0, 1..=5);
+    commit(&mut simulation, at(3), 0, [8]);
+    let world = simulation.run(at(5));
+    let from_0 = world.database.read_from.iter().filter(|(bucket, _)| *bucket == 0).map(|(_, after)| *after);
+    assert_eq!(from_0.collect::<Vec<_>>(), [0, 0, 2, 4, 5], "the dead rows of what was removed are passed over");
 }
 
 #[test]
@@ -782,6 +808,10 @@ fn a_bucket_that_cannot_be_read_slows_the_others_by_no_more_than_the_first_wait(
         let published = world.broker.published_at(5, id).expect("it is published");
         assert!(published - ms(1000 * id as u64) <= secs(2), "row {id} at {published:?}");
     }
+    let tries = times(&world.calls_for(Verb::Fetch, 3));
+    assert!(tries.windows(2).all(|pair| pair[1] - pair[0] <= secs(11)), "it is tried again and again");
+    assert!(tries.iter().filter(|time| **time > at(20)).count() < 50, "but less and less often");
+    assert_eq!(waits(&world, "a", at(101), at(119)), [Wait::BackingOff]);
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub(crate) struct Database {
     pub failures: BTreeMap<(Bucket, i64), Noted>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
+    /// Where reading began: bucket and position.
+    pub read_from: Vec<(Bucket, i64)>,
     messages: BTreeSet<(Bucket, i64)>,
     leases: Vec<LeaseEntry>,
     relays: BTreeMap<String, Heartbeat>,
@@ -85,6 +87,7 @@ impl Default for Database {
             lease_duration: Duration::ZERO,
             failures: BTreeMap::new(),
             damaged: None,
+            read_from: Vec::new(),
             messages: BTreeSet::new(),
             leases: Vec::new(),
             relays: BTreeMap::new(),
@@ -340,7 +343,8 @@ impl Store for Seat {
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
         self.call(Verb::Fetch, |world, _| {
-            let database = &world.database;
+            let database = &mut world.database;
+            database.read_from.push((bucket, after));
             if database.damaged == Some(bucket) {
                 return (Err(StoreError::Retry("a page is invalid".to_owned())), vec![(bucket, after)]);
             }
