@@ -3,7 +3,7 @@
 //! Reason: an outage must not be hammered, and relays that failed together must not come back together. Yet the wait must
 //! stay below the renewal of the lease, or a relay would lose its buckets by being patient.
 //!
-//! Rule (relay-rules b4): the first wait is the floor `error_backoff`. The kth is drawn evenly from the floor to a ceiling
+//! Rule: the first wait is the floor `error_backoff`. The kth is drawn evenly from the floor to a ceiling
 //! that doubles with k and ends at `lease_renew_interval`. The random numbers are seeded by the relay's id: relays are
 //! out of step, one relay is repeatable.
 

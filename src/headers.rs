@@ -4,7 +4,7 @@
 //! encoding that keeps order, duplicates, and the difference between a null and an empty value; and parsing JSON is paid
 //! for by the writer once, not by the relay at every attempt.
 //!
-//! Encoding, version 1, integers little-endian (relay-rules E9): a byte 1; int32 count; for each header int32 name length,
+//! Encoding, version 1, integers little-endian: a byte 1; int32 count; for each header int32 name length,
 //! name in UTF-8, int32 value length or -1 for null, value bytes.
 
 use base64::Engine as _;

@@ -4,7 +4,7 @@
 //! the leases, and a slow call ages them. Reason for the plan: relays that see the same rows plan disjoint claims, so
 //! nobody's guarded UPDATE is refused in a settled fleet.
 //!
-//! Rule for the plan (relay-rules c2, second table): keep own leases inside the own range first, then the others from the
+//! Rule for the plan: keep own leases inside the own range first, then the others from the
 //! lowest bucket, up to the share; hand back the rest. Free buckets are dealt in two passes: every relay takes those of its
 //! own range, then the rest goes upwards to relays still short, in the order of their ids. Only the own part is carried out.
 

@@ -3,7 +3,7 @@
 //! Reason: with the plain ceiling of N/R, incumbents that hold exactly the ceiling never hand anything back and a joiner
 //! starves for ever. And shares by id alone would move buckets at every scale-out, for a newcomer whose id sorts early.
 //!
-//! Rule (relay-rules c1): everybody gets floor(N/R); the remainder goes first to relays that hold more than the floor, then
+//! Rule: everybody gets floor(N/R); the remainder goes first to relays that hold more than the floor, then
 //! to the others, both in the order of their ids' bytes. Shares differ by at most one and do not change while any relay
 //! moves towards its share. `assign` is an order for probing, never ownership: the guarded UPDATE is the only authority.
 

@@ -1,7 +1,7 @@
 //! The journey of messages as a loop: leases, bells, fetch, submit, reports, acknowledge, rest.
 //!
 //! It knows neither Postgres nor Kafka, only the ports. One turn does all that can be done now, and [`Bell::rest`] is the
-//! only place where it waits. Rules that are kept here (relay-rules R1 to R20, DESIGN G1 to G5):
+//! only place where it waits. The guarantees G1 to G5 of the README rest on the rules kept here:
 //!
 //! - a row is removed only after the broker acknowledged it, front to back ([`crate::prefix`]);
 //! - a bucket has one batch on its way, many buckets have one at once;

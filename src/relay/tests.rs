@@ -337,7 +337,8 @@ fn a_retry_that_comes_due_during_a_slow_turn_is_done_at_once() {
     let mut simulation = alone();
     simulation.world.broker.refuse(0, 1, Refuser::Broker, at(2));
     commit(&mut simulation, at(1), 0, [1]);
-    // Every bucket is read, while the retry of 2.055 s comes due, and nothing is found.
+    // Bucket 0 is first in the next turn. While the others are read in vain, its retry of 2.055 s comes due.
+    commit(&mut simulation, ms(1500), 7, [1]);
     let slow = Hindrance::Slow { before: ms(200) - at(0), after: secs(0) };
     simulation.world.database.hinder(Verb::Fetch, at(2)..at(3), slow);
     simulation.at(at(2), |world| world.commit(0, [], Ring::Unknown));
