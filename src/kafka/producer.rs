@@ -3,7 +3,12 @@
 //! One client serves all buckets of a relay. When queued rows must be called back, the client is purged and *replaced*: an
 //! idempotent producer numbers its records, and a purge leaves a gap in the numbers that the broker would refuse for ever.
 //! The old client is kept until its last report is in, then closed elsewhere.
+//!
+//! A broker refuses a request as a whole for the sake of one row that is too large or invalid, and rows of many buckets
+//! share a request. Nobody is blamed for that: the rows are sent again by a second client that puts each into a request of
+//! its own, and what is refused there is the culprit.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,7 +17,7 @@ use rdkafka::bindings as rdsys;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::message::{BorrowedHeaders, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext, PurgeConfig};
 use tracing::warn;
 
@@ -53,6 +58,11 @@ pub struct KafkaPublisher {
     /// Made when first needed.
     current: Option<Client>,
     retiring: Vec<Client>,
+    /// Sends suspects, each in a request of its own; made when first needed.
+    apart: Option<Client>,
+    suspects: VecDeque<Suspect>,
+    /// Suspects that were called back before they were sent.
+    given_up: Vec<usize>,
 }
 
 impl KafkaPublisher {
@@ -62,38 +72,77 @@ impl KafkaPublisher {
     /// # Errors
     /// When a client cannot be made: the properties contradict each other or the system is out of threads.
     pub fn new(properties: Properties, ring: RawFd, caretaker: Caretaker) -> Result<Self, String> {
-        let client = Client::new(&properties, ring, caretaker.lines())?;
-        Ok(Self { properties, ring, caretaker, current: Some(client), retiring: Vec::new() })
+        let client = Client::new(&properties, ring, caretaker.lines(), Requests::Shared)?;
+        let current = Some(client);
+        Ok(Self {
+            properties,
+            ring,
+            caretaker,
+            current,
+            retiring: Vec::new(),
+            apart: None,
+            suspects: VecDeque::new(),
+            given_up: Vec::new(),
+        })
     }
 
     /// Closes all clients elsewhere and returns a flag that is set when that is done.
     #[must_use]
     pub fn close(mut self) -> Arc<std::sync::atomic::AtomicBool> {
-        for client in self.current.take().into_iter().chain(self.retiring.drain(..)) {
+        for client in self.current.take().into_iter().chain(self.apart.take()).chain(self.retiring.drain(..)) {
             self.caretaker.close(Box::new(client));
         }
         self.caretaker.finish()
     }
 
-    /// Sends the current client away; the next submission makes a new one.
-    fn replace(&mut self) {
-        let Some(client) = self.current.take() else { return };
+    /// The client that packs rows so, made when first needed.
+    fn client(&mut self, requests: Requests) -> Result<&mut Client, PublishError> {
+        let place = match requests {
+            Requests::Shared => &mut self.current,
+            Requests::OneRow => &mut self.apart,
+        };
+        match place {
+            Some(client) => Ok(client),
+            place => Client::new(&self.properties, self.ring, self.caretaker.lines(), requests)
+                .map(|client| place.insert(client))
+                .map_err(PublishError::Refused),
+        }
+    }
+
+    /// Sends a client away; the next submission makes a new one.
+    fn retire(&mut self, client: Option<Client>) {
+        let Some(client) = client else { return };
         client.purge_queued();
         self.retiring.push(client);
         if self.retiring.len() > RETIRING_MAX {
             self.retiring[0].purge_all();
         }
     }
+
+    /// Sends the rows of refused requests again, as far as the second client takes them.
+    fn send_apart(&mut self, reports: &mut Vec<Report>) {
+        while let Some(suspect) = self.suspects.pop_front() {
+            let sent = match self.client(Requests::OneRow) {
+                Ok(client) => client.send_record(suspect.record()),
+                Err(error) => Sent::Refused(error),
+            };
+            match sent {
+                Sent::Queued => {}
+                Sent::Full => {
+                    self.suspects.push_front(suspect);
+                    return;
+                }
+                Sent::Refused(error) => reports.push(report_of(suspect.opaque, Err(error))),
+            }
+        }
+    }
 }
 
 impl Publisher for KafkaPublisher {
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
-        let client = match &mut self.current {
-            Some(client) => client,
-            current => match Client::new(&self.properties, self.ring, self.caretaker.lines()) {
-                Ok(client) => current.insert(client),
-                Err(error) => return Submitted { rows: 0, refused: Some(PublishError::Refused(error)) },
-            },
+        let client = match self.client(Requests::Shared) {
+            Ok(client) => client,
+            Err(error) => return Submitted { rows: 0, refused: Some(error) },
         };
         for index in from..batch.len() {
             let index_in_batch = u32::try_from(index).expect("batch_size is far below 2^32");
@@ -106,12 +155,32 @@ impl Publisher for KafkaPublisher {
         Submitted { rows: batch.len() - from, refused: None }
     }
 
-    fn collect(&mut self, reports: &mut Vec<Report>) {
-        for client in self.current.iter_mut().chain(&mut self.retiring) {
-            client.collect(reports);
+    fn submit_apart(&mut self, flight: FlightId, batch: &Batch) -> Submitted {
+        debug_assert_eq!(batch.len(), 1, "one row a request");
+        let sent = match self.client(Requests::OneRow) {
+            Ok(client) => client.send(report::pack(flight, 0), &batch.message(0)),
+            Err(error) => Sent::Refused(error),
+        };
+        match sent {
+            Sent::Queued => Submitted { rows: 1, refused: None },
+            Sent::Full => Submitted { rows: 0, refused: None },
+            Sent::Refused(error) => Submitted { rows: 0, refused: Some(error) },
         }
+    }
+
+    fn collect(&mut self, reports: &mut Vec<Report>) {
+        for client in self.current.iter_mut().chain(&mut self.retiring).chain(&mut self.apart) {
+            client.collect(reports, &mut self.suspects);
+        }
+        reports.extend(self.given_up.drain(..).map(|opaque| report_of(opaque, Err(PublishError::GivenUp))));
+        self.send_apart(reports);
         if self.current.as_ref().is_some_and(Client::is_broken) {
-            self.replace();
+            let broken = self.current.take();
+            self.retire(broken);
+        }
+        if self.apart.as_ref().is_some_and(Client::is_broken) {
+            let broken = self.apart.take();
+            self.retire(broken);
         }
         for done in self.retiring.extract_if(.., |client| client.outstanding == 0) {
             self.caretaker.close(Box::new(done));
@@ -123,7 +192,16 @@ impl Publisher for KafkaPublisher {
             client.purge_queued();
         }
         if self.current.as_ref().is_some_and(|client| client.outstanding > 0) {
-            self.replace();
+            let current = self.current.take();
+            self.retire(current);
+        }
+        if self.apart.as_ref().is_some_and(|client| client.outstanding > 0) {
+            let apart = self.apart.take();
+            self.retire(apart);
+        }
+        if !self.suspects.is_empty() {
+            self.given_up.extend(self.suspects.drain(..).map(|suspect| suspect.opaque));
+            ring(self.ring);
         }
     }
 }
@@ -146,9 +224,19 @@ struct Client {
 }
 
 impl Client {
-    fn new(properties: &Properties, ring: RawFd, lines: Lines) -> Result<Self, String> {
-        let callbacks = Callbacks { lines, reports: Mutex::default(), broken: Mutex::default() };
-        let producer = BaseProducer::from_config_and_context(&client_config(properties), callbacks)
+    fn new(properties: &Properties, ring: RawFd, lines: Lines, requests: Requests) -> Result<Self, String> {
+        let callbacks = Callbacks {
+            lines,
+            requests,
+            reports: Mutex::default(),
+            suspects: Mutex::default(),
+            broken: Mutex::default(),
+        };
+        let mut config = client_config(properties);
+        if requests == Requests::OneRow {
+            config.set("batch.num.messages", "1");
+        }
+        let producer = BaseProducer::from_config_and_context(&config, callbacks)
             .map_err(|error| format!("could not make a Kafka client: {error}"))?;
         let queue = MainQueue::of(&producer, ring);
         Ok(Self { queue, producer, outstanding: 0, made_at: Instant::now() })
@@ -164,6 +252,10 @@ impl Client {
         record.key = message.key;
         record.payload = message.value;
         record.partition = message.partition;
+        self.send_record(record)
+    }
+
+    fn send_record(&mut self, record: BaseRecord<'_, [u8], [u8], usize>) -> Sent {
         match self.producer.send(record) {
             Ok(()) => {
                 self.outstanding += 1;
@@ -177,7 +269,7 @@ impl Client {
         }
     }
 
-    fn collect(&mut self, reports: &mut Vec<Report>) {
+    fn collect(&mut self, reports: &mut Vec<Report>, suspects: &mut VecDeque<Suspect>) {
         // The ring is heard only when the queue turns from empty to non-empty, so it is emptied each time.
         loop {
             self.producer.poll(Duration::ZERO);
@@ -185,15 +277,18 @@ impl Client {
                 break;
             }
         }
+        let mut suspected = self.producer.context().suspects.lock().expect("no panic while it is held");
+        self.outstanding -= suspected.len();
+        suspects.extend(suspected.drain(..));
+        drop(suspected);
         let mut collected = self.producer.context().reports.lock().expect("no panic while it is held");
         self.outstanding -= collected.len();
         for (opaque, outcome) in collected.drain(..) {
-            let (flight, index) = report::unpack(opaque);
             let outcome = outcome.map_err(|error| match report::verdict(&error) {
                 Verdict::Row(error) => error,
                 Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
             });
-            reports.push(Report { flight, index, outcome });
+            reports.push(report_of(opaque, outcome));
         }
     }
 
@@ -211,6 +306,19 @@ impl Client {
     }
 }
 
+/// Rings the descriptor that the clients ring.
+fn ring(fd: RawFd) {
+    let one = 1u64;
+    // SAFETY: writes eight bytes of ours; the caller of `KafkaPublisher::new` keeps the descriptor open. A full counter
+    // means that it is ringing already.
+    let _ = unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+}
+
+fn report_of(opaque: usize, outcome: Result<(), PublishError>) -> Report {
+    let (flight, index) = report::unpack(opaque);
+    Report { flight, index, outcome }
+}
+
 /// The stored headers in their order without a forged message id, then the message id.
 fn record_headers(message: &Message<'_>) -> Result<OwnedHeaders, headers::HeadersError> {
     let stored = message.headers.map(headers::decode).transpose()?.unwrap_or_default();
@@ -224,10 +332,42 @@ fn record_headers(message: &Message<'_>) -> Result<OwnedHeaders, headers::Header
     Ok(headers.insert(Header { key: MESSAGE_ID_HEADER, value: Some(id.as_bytes()) }))
 }
 
+/// How a client packs rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Requests {
+    /// As many in a request as it likes.
+    Shared,
+    /// One, so that a refusal names its row.
+    OneRow,
+}
+
+/// A row of a request that was refused as a whole.
+struct Suspect {
+    opaque: usize,
+    topic: String,
+    /// The partition that was chosen at first, which must not change.
+    partition: i32,
+    key: Option<Vec<u8>>,
+    value: Option<Vec<u8>>,
+    headers: Option<OwnedHeaders>,
+}
+
+impl Suspect {
+    fn record(&self) -> BaseRecord<'_, [u8], [u8], usize> {
+        let mut record = BaseRecord::with_opaque_to(&self.topic, self.opaque).partition(self.partition);
+        record.key = self.key.as_deref();
+        record.payload = self.value.as_deref();
+        record.headers = self.headers.clone();
+        record
+    }
+}
+
 /// What the client calls, on the thread that polls it.
 struct Callbacks {
     lines: Lines,
+    requests: Requests,
     reports: Mutex<Vec<(usize, Result<(), KafkaError>)>>,
+    suspects: Mutex<Vec<Suspect>>,
     /// Why the client is beyond repair.
     broken: Mutex<Option<String>>,
 }
@@ -264,6 +404,17 @@ impl ProducerContext for Callbacks {
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let outcome = match result {
             Ok(_) => Ok(()),
+            Err((error, message)) if self.requests == Requests::Shared && report::blames_all(error) => {
+                let suspect = Suspect {
+                    opaque,
+                    topic: message.topic().to_owned(),
+                    partition: message.partition(),
+                    key: message.key().map(<[u8]>::to_vec),
+                    value: message.payload().map(<[u8]>::to_vec),
+                    headers: message.headers().map(BorrowedHeaders::detach),
+                };
+                return self.suspects.lock().expect("no panic while it is held").push(suspect);
+            }
             Err((error, _)) => Err(error.clone()),
         };
         self.reports.lock().expect("no panic while it is held").push((opaque, outcome));

@@ -19,9 +19,25 @@ pub(super) fn verdict(error: &KafkaError) -> Verdict {
         // Purged in flight: whether the broker has it is not known, so it is sent again; the id tells the copies apart.
         Some(RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) => Verdict::Row(PublishError::GivenUp),
         Some(RDKafkaErrorCode::Fatal) => Verdict::Client(error.to_string()),
-        Some(code) => Verdict::Row(PublishError::Refused(format!("{code} ({code:?})"))),
+        Some(code) => Verdict::Row(PublishError::Refused(code.to_string())),
         None => Verdict::Row(PublishError::Refused(error.to_string())),
     }
+}
+
+/// Whether the broker refused a whole request for the sake of one of its rows, without saying which.
+pub(super) fn blames_all(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::MessageSizeTooLarge
+                | RDKafkaErrorCode::MessageBatchTooLarge
+                | RDKafkaErrorCode::InvalidRecord
+                | RDKafkaErrorCode::InvalidDifferentRecord
+                | RDKafkaErrorCode::InvalidTimestamp
+                | RDKafkaErrorCode::UnsupportedForMessageFormat
+                | RDKafkaErrorCode::PolicyViolation
+        )
+    )
 }
 
 /// Packs flight and row into the opaque of a record, which costs no allocation.
@@ -51,6 +67,14 @@ mod tests {
         for code in [RDKafkaErrorCode::PurgeQueue, RDKafkaErrorCode::PurgeInflight] {
             assert_eq!(verdict(&KafkaError::MessageProduction(code)), Verdict::Row(PublishError::GivenUp));
         }
+    }
+
+    #[test]
+    fn a_request_refused_for_one_row_blames_all() {
+        assert!(blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge)));
+        assert!(blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::InvalidDifferentRecord)));
+        assert!(!blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopic)));
+        assert!(!blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::PurgeQueue)));
     }
 
     #[test]

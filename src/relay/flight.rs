@@ -11,6 +11,8 @@ pub(super) struct Flight {
     /// The lease under which it was started.
     pub lease: Lease,
     pub batch: Batch,
+    /// Its only row was refused before.
+    pub apart: bool,
     /// The lease was lost meanwhile: the reports are awaited, but the rows are kept, for a late success proves nothing.
     pub orphaned: bool,
     pub prefix: Prefix<PublishError>,
@@ -23,9 +25,9 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(lease: Lease, batch: Batch) -> Self {
+    pub fn new(lease: Lease, batch: Batch, apart: bool) -> Self {
         let prefix = Prefix::new(batch.len());
-        Self { lease, batch, orphaned: false, prefix, refusal: None, submitted: 0, closed: false }
+        Self { lease, batch, apart, orphaned: false, prefix, refusal: None, submitted: 0, closed: false }
     }
 
     /// The first row not yet handed over, if that is still to be done.
@@ -105,7 +107,7 @@ mod tests {
                 message_id: [0; 16],
             });
         }
-        Flight::new(Lease { bucket: 0, token: 1 }, batch)
+        Flight::new(Lease { bucket: 0, token: 1 }, batch, false)
     }
 
     fn refused() -> PublishError {

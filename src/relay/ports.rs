@@ -138,6 +138,11 @@ pub trait Publisher {
     /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more.
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted;
 
+    /// Hands over the only row of a batch, which was refused before, so that another refusal disturbs no other row.
+    fn submit_apart(&mut self, flight: FlightId, batch: &Batch) -> Submitted {
+        self.submit(flight, batch, 0)
+    }
+
     /// Adds the outcomes that have come in since the last call.
     fn collect(&mut self, reports: &mut Vec<Report>);
 

@@ -132,12 +132,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         };
         let id = self.next_flight;
         self.next_flight = self.next_flight.wrapping_add(1);
+        let apart = lane.failing.is_some_and(|failing| failing.id == batch.id(0));
         lane.started(id, last_id, more);
         if self.flights.is_empty() {
             self.silence.since = self.clock.now();
         }
         self.window.add(batch.len(), batch.bytes());
-        self.flights.insert(id, Flight::new(lane.lease, batch));
+        self.flights.insert(id, Flight::new(lane.lease, batch, apart));
         self.hand_over(id);
         Ok(true)
     }
@@ -154,7 +155,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn hand_over(&mut self, id: FlightId) -> bool {
         let flight = self.flights.get_mut(&id).expect("only flights that exist are submitted");
         let Some(from) = flight.next() else { return false };
-        let submitted = self.publisher.submit(id, &flight.batch, from);
+        let submitted = if flight.apart {
+            self.publisher.submit_apart(id, &flight.batch)
+        } else {
+            self.publisher.submit(id, &flight.batch, from)
+        };
         debug!(bucket = flight.lease.bucket, rows = submitted.rows, "submitted");
         flight.handed_over(submitted.rows);
         let refused = submitted.refused.is_some();

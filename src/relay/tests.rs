@@ -378,9 +378,8 @@ fn the_next_owner_goes_on_with_a_refused_row_where_the_last_one_stopped() {
     simulation.relay("b", at(30));
     simulation.at(at(29), |world| world.order("a", Order::Stop));
     let world = simulation.run(at(200));
-    let [by_a, by_b] =
-        ["a", "b"].map(|relay| world.calls_for(Verb::Submit, 0).into_iter().filter(move |call| call.relay == relay));
-    let by_b: Vec<_> = by_b.collect();
+    let (by_a, by_b): (Vec<_>, Vec<_>) =
+        world.calls_for(Verb::Submit, 0).into_iter().partition(|call| call.relay == "a");
     let last_by_a = by_a.last().expect("it tried").at;
     assert_eq!(by_b[0].ids(), [1], "alone");
     assert!(by_b[0].at - last_by_a > secs(1), "not before its time");

@@ -410,7 +410,9 @@ impl Store for Seat {
 
     fn release(&mut self) -> Result<(), StoreError> {
         self.call(Verb::Release, |world, relay| {
-            world.database.relays.get_mut(relay).expect("it has a heartbeat").stopped = true;
+            if let Some(row) = world.database.relays.get_mut(relay) {
+                row.stopped = true;
+            }
             let held = world.database.held_by(relay);
             for bucket in &held {
                 world.database.free(*bucket, world.now);
