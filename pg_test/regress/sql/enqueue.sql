@@ -194,6 +194,17 @@ select count(*) from outbox.message;
 rollback;
 drop table many;
 
+-- In every isolation level.
+begin isolation level repeatable read;
+select count(*) from outbox.message;
+select outbox.enqueue('isolation', 'k', 'repeatable read') as id \gset
+commit;
+begin isolation level serializable;
+select outbox.enqueue('isolation', 'k', 'serializable') as id \gset
+commit;
+select convert_from(value, 'UTF8') as value from outbox.message order by id;
+truncate outbox.message;
+
 -- A transaction that may not write may not enqueue.
 begin read only;
 select outbox.enqueue('read-only', 'k', 'v');
@@ -211,6 +222,8 @@ create function hostile.clock_timestamp() returns timestamptz language plpgsql a
 create function hostile.gen_random_uuid() returns uuid language plpgsql as $$ begin raise exception 'trapped'; end $$;
 create function hostile.equal(int, int) returns bool language plpgsql as $$ begin raise exception 'trapped'; end $$;
 create operator hostile.= (leftarg = int, rightarg = int, function = hostile.equal);
+-- A new session, for nothing must be planned already when the trap is set.
+\c -
 create temporary table message (like outbox.message);
 create temporary table setting (name text, value text);
 set search_path = hostile, pg_temp, outbox, pg_catalog;

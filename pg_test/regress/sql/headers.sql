@@ -16,7 +16,7 @@ $$;
 select stored('{"a": "x"}');
 select stored('[["a", "x"]]');
 select stored('[["a", "x"], ["", null], ["b", ""]]');
-select outbox.decode_headers(stored('{"a": "x"}')) as from_object, outbox.decode_headers(stored('[["a", "x"]]')) as from_array;
+select outbox.decode_headers(stored('{"a": "x"}')) as object, outbox.decode_headers(stored('[["a", "x"]]')) as array;
 
 -- None at all are stored as null.
 select stored(null) as "null", stored('null') as json_null, stored('{}') as object, stored('[]') as array;
@@ -40,9 +40,9 @@ select outbox.decode_headers(stored('[["ключ", "значение"], ["smile"
 select outbox.decode_headers(stored('{"escapes": "\" \\ \/ \b \f \n \r \t \u0001 \u00fc \ud83d\ude00"}'));
 select stored('{"ü": "ü"}') = stored('{"\u00fc": "\u00fc"}') as same;
 
--- Deeply nested or long values change nothing.
+-- Long values.
 select length(stored(jsonb_build_object('long', repeat('x', 100000))));
-select outbox.decode_headers(stored(jsonb_build_array(jsonb_build_array('long', repeat('x', 100000))))) ->0->>1 = repeat('x', 100000) as same;
+select outbox.decode_headers(stored(jsonb_build_object('long', repeat('x', 100000)))) ->0->>1 = repeat('x', 100000) as same;
 
 -- What decode_headers gives, enqueue takes back: the same bytes.
 create table samples (headers jsonb);
@@ -86,7 +86,8 @@ select bool_and(refused(substr(blob, 1, i))) as all_refused
 from stored('[["name", "value"], ["other", null]]') blob, generate_series(0, length(blob) - 1) i;
 -- And whichever byte is changed, the answer is an error or JSON.
 select count(refused(set_byte(blob, i, byte)))
-from stored('[["name", "value"], ["other", null]]') blob, generate_series(0, length(blob) - 1) i, generate_series(0, 255, 5) byte;
+from stored('[["name", "value"], ["other", null]]') blob, generate_series(0, length(blob) - 1) i,
+     generate_series(0, 255, 5) byte;
 
 drop function stored;
 drop function refused;

@@ -8,7 +8,10 @@ create extension outbox_relay;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 create schema outbox;
 reset role;
+-- The place in the script is of no interest.
+\set SHOW_CONTEXT never
 create extension outbox_relay;
+\unset SHOW_CONTEXT
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 select extname from pg_extension where extname = 'outbox_relay';
 drop schema outbox;

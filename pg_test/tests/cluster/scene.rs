@@ -199,6 +199,7 @@ impl Scene {
     /// The test takes the broker away, or sends the Kafka client where there is none.
     pub fn expect_lost_broker(&mut self) {
         self.expect_complaint("outbox_relay relay WARNING:  Kafka client reports a problem");
+        self.expect_complaint("outbox_relay relay WARNING:  Kafka does not answer");
     }
 
     /// Compares what the writers committed with all that the topic holds, and prints the figures.

@@ -24,10 +24,10 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Drains {
     /// The relay.
     pub relay: Vec<f64>,
-    /// The raw producer with the relay's bytes.
+    /// The raw producer.
     pub raw: Vec<f64>,
-    /// The raw producer without the message id.
-    pub raw_without_header: Vec<f64>,
+    /// The raw producer that adds a message id to each record, as the relay does.
+    pub raw_with_header: Vec<f64>,
     /// The highest anonymous memory of the relay, in bytes.
     pub memory: u64,
 }
@@ -38,9 +38,8 @@ pub fn measure(terminal: &Terminal, servers: &Servers, options: &Options) -> Res
     let rows = options.rows;
     let rate = |took: Duration| rows as f64 / took.as_secs_f64();
     for round in 1..=options.rounds {
-        for (headers, rates) in [(Headers::MessageId, &mut drains.raw), (Headers::None, &mut drains.raw_without_header)]
-        {
-            let topic = format!("raw-{round}-{}", usize::from(headers == Headers::None));
+        for (headers, rates) in [(Headers::None, &mut drains.raw), (Headers::MessageId, &mut drains.raw_with_header)] {
+            let topic = format!("raw-{round}-{}", usize::from(headers == Headers::MessageId));
             let took = raw::produce(&servers.broker, &topic, rows, headers)?;
             require_count(servers, &topic, rows)?;
             servers.broker.delete_topic(&topic)?;
@@ -57,9 +56,9 @@ pub fn measure(terminal: &Terminal, servers: &Servers, options: &Options) -> Res
         servers.broker.delete_topic(&topic)?;
         drains.relay.push(rate(took));
         terminal.good(format_args!(
-            "round {round}: raw {:.0}/s, without header {:.0}/s, relay {:.0}/s = {:.2} of raw",
+            "round {round}: raw {:.0}/s, with header {:.0}/s, relay {:.0}/s = {:.2} of raw",
             drains.raw[round - 1],
-            drains.raw_without_header[round - 1],
+            drains.raw_with_header[round - 1],
             drains.relay[round - 1],
             drains.relay[round - 1] / drains.raw[round - 1]
         ));

@@ -67,13 +67,13 @@ pub fn producer(broker: &Broker) -> Result<BaseProducer<Acknowledged>> {
     BaseProducer::from_config_and_context(&settings, Acknowledged::default()).context("could not make a producer")
 }
 
-/// Whether records carry the message id that a relay adds to each.
+/// Whether records carry the message id that a relay adds to each. Headers are dear: with one, the client is half as fast.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Headers {
+    /// Key and value only: what a producer without an outbox sends.
+    None,
     /// The relay's bytes exactly.
     MessageId,
-    /// Key and value only.
-    None,
 }
 
 /// Produces `rows` records to a new topic; returns the time from the first to the last acknowledgement.
