@@ -56,6 +56,7 @@ install:
 # Tests
 
 test: prepare lint check-pure check-kafka servers
+	@$(step) 'Testing the checker' cargo test $(pg_test) --lib
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,All tests passed)

@@ -21,11 +21,16 @@ use crate::repeats::{self, Repeats};
 /// Log lines that may wait to be thinned out; beyond that they are counted only.
 const LINES_MAX: usize = 1000;
 
+/// Threads for what may take its time.
+const THREADS_MAX: usize = 4;
+
 enum Task {
     /// A line of the client's log.
     Line { level: RDKafkaLogLevel, facility: String, text: String },
     /// A client to close.
     Close(Box<dyn Send>),
+    /// A question to a broker, which may take its time.
+    Ask(Box<dyn FnOnce() + Send>),
 }
 
 /// Hands work to the thread. Dropping it ends the thread once the work is done.
@@ -53,7 +58,8 @@ impl Caretaker {
         let closing = caretaker.closing.clone();
         let ended = caretaker.ended.clone();
         // The runtime's clock needs only the timer: Kafka's sockets are the client library's.
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS_MAX).build()?;
         with_signals_blocked(|| {
             thread::Builder::new().name("outbox_relay caretaker".to_owned()).spawn(move || {
                 runtime.block_on(work(inbox, overflow, closing));
@@ -90,6 +96,11 @@ impl Caretaker {
                 }
             }
         }
+    }
+
+    /// Asks a broker something, on a thread of its own. Left out when there is too much to do already: it will be asked again.
+    pub(super) fn ask(&self, question: impl FnOnce() + Send + 'static) {
+        let _ = self.tasks.try_send(Task::Ask(Box::new(question)));
     }
 
     /// Takes no more work; what remains is done. Returns a flag that is set when the thread has ended.
@@ -134,6 +145,9 @@ async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>, closi
                         drop(client);
                         closing.fetch_sub(1, Ordering::AcqRel);
                     });
+                }
+                Some(Task::Ask(question)) => {
+                    tokio::task::spawn_blocking(question);
                 }
                 None => return,
             },

@@ -8,7 +8,7 @@
 //! share a request. Nobody is blamed for that: the rows are sent again by a second client that puts each into a request of
 //! its own, and what is refused there is the culprit.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ use super::report::{self, Verdict};
 
 /// Old clients that may wait for their last reports at once; beyond that the oldest is given up.
 const RETIRING_MAX: usize = 4;
+/// Longest time that a broker may take to describe a topic.
+const METADATA_PATIENCE: Duration = Duration::from_secs(5);
 /// A client that fails for good sooner than this after its start is not replaced at once.
 const CLIENT_LIFE_MIN: Duration = Duration::from_secs(1);
 
@@ -171,6 +173,7 @@ impl Publisher for KafkaPublisher {
     fn collect(&mut self, reports: &mut Vec<Report>) {
         for client in self.current.iter_mut().chain(&mut self.retiring).chain(&mut self.apart) {
             client.collect(reports, &mut self.suspects);
+            client.ask_for_topics(&self.caretaker);
         }
         reports.extend(self.given_up.drain(..).map(|opaque| report_of(opaque, Err(PublishError::GivenUp))));
         self.send_apart(reports);
@@ -217,7 +220,7 @@ enum Sent {
 struct Client {
     /// Declared before the producer, hence dropped before it.
     queue: MainQueue,
-    producer: BaseProducer<Callbacks>,
+    producer: Arc<BaseProducer<Callbacks>>,
     /// Rows handed over whose report has not been collected.
     outstanding: usize,
     made_at: Instant,
@@ -230,6 +233,7 @@ impl Client {
             requests,
             reports: Mutex::default(),
             suspects: Mutex::default(),
+            doubted: Mutex::default(),
             broken: Mutex::default(),
         };
         let mut config = client_config(properties);
@@ -239,7 +243,7 @@ impl Client {
         let producer = BaseProducer::from_config_and_context(&config, callbacks)
             .map_err(|error| format!("could not make a Kafka client: {error}"))?;
         let queue = MainQueue::of(&producer, ring);
-        Ok(Self { queue, producer, outstanding: 0, made_at: Instant::now() })
+        Ok(Self { queue, producer: Arc::new(producer), outstanding: 0, made_at: Instant::now() })
     }
 
     fn send(&mut self, opaque: usize, message: &Message<'_>) -> Sent {
@@ -289,6 +293,18 @@ impl Client {
                 Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
             });
             reports.push(report_of(opaque, outcome));
+        }
+    }
+
+    /// Has the client look anew at topics of which it reported that they, or a partition, do not exist.
+    fn ask_for_topics(&self, caretaker: &Caretaker) {
+        let topics = std::mem::take(&mut *self.producer.context().doubted.lock().expect("no panic while it is held"));
+        for topic in topics {
+            let producer = self.producer.clone();
+            caretaker.ask(move || {
+                // Only for its effect on the client; the next attempt shows what came of it.
+                let _ = producer.client().fetch_metadata(Some(&topic), METADATA_PATIENCE);
+            });
         }
     }
 
@@ -368,6 +384,8 @@ struct Callbacks {
     requests: Requests,
     reports: Mutex<Vec<(usize, Result<(), KafkaError>)>>,
     suspects: Mutex<Vec<Suspect>>,
+    /// Topics to be looked at anew.
+    doubted: Mutex<BTreeSet<String>>,
     /// Why the client is beyond repair.
     broken: Mutex<Option<String>>,
 }
@@ -415,7 +433,12 @@ impl ProducerContext for Callbacks {
                 };
                 return self.suspects.lock().expect("no panic while it is held").push(suspect);
             }
-            Err((error, _)) => Err(error.clone()),
+            Err((error, message)) => {
+                if report::doubts_topic(error) {
+                    self.doubted.lock().expect("no panic while it is held").insert(message.topic().to_owned());
+                }
+                Err(error.clone())
+            }
         };
         self.reports.lock().expect("no panic while it is held").push((opaque, outcome));
     }

@@ -40,6 +40,19 @@ pub(super) fn blames_all(error: &KafkaError) -> bool {
     )
 }
 
+/// Whether the client's picture of the topic may be out of date: it would ask by itself only after a minute.
+pub(super) fn doubts_topic(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::UnknownTopic
+                | RDKafkaErrorCode::UnknownTopicOrPartition
+                | RDKafkaErrorCode::UnknownPartition
+                | RDKafkaErrorCode::TopicAuthorizationFailed
+        )
+    )
+}
+
 /// Packs flight and row into the opaque of a record, which costs no allocation.
 pub(super) fn pack(flight: FlightId, index: u32) -> usize {
     const { assert!(usize::BITS == 64, "the opaque holds two 32-bit numbers") };

@@ -4,6 +4,10 @@
 //! notes what it wrote, and its commit lowers the bucket's bell in shared memory to the lowest id and sets one latch. Rows
 //! are visible by then. Rollback rings nothing, savepoints that were rolled back ring for nothing, which is harmless.
 //!
+//! Between a commit becoming visible and its ring another transaction of the same key may commit and ring. So a
+//! transaction says before it commits that it will ring, and the relay looks at that once it has its snapshot: what the
+//! snapshot may show without a ring is read from below (postgres/fetch.rs). That keeps the order of a key.
+//!
 //! A prepared transaction commits in another session, which knows nothing of its rows: its COMMIT PREPARED rings "unknown".
 
 use std::cell::RefCell;
@@ -50,30 +54,49 @@ pub fn announce_at_commit() {
     PENDING.with_borrow_mut(|pending| pending.announce = true);
 }
 
-/// Rings "unknown" now: the rows are visible already.
-pub fn ring_unknown() {
-    // SAFETY: reads the id of the database of this session.
-    let database = unsafe { pg_sys::MyDatabaseId };
-    if let Some(database) = shared::header().and_then(|header| header.database(database)) {
-        database.ring_unknown();
+/// Rows of which nothing is known are about to become visible.
+pub fn will_ring_unknown() {
+    if let Some(header) = shared::header() {
+        // SAFETY: reads the id of the database of this session.
+        header.will_ring(unsafe { pg_sys::MyDatabaseId }, 0);
     }
 }
 
-/// Called at the end of every transaction. An ERROR here would be a PANIC, so nothing here can raise one.
+/// Rings "unknown" now: the rows are visible already.
+pub fn ring_unknown() {
+    let Some(header) = shared::header() else { return };
+    // SAFETY: reads the id of the database of this session.
+    if let Some(database) = header.database(unsafe { pg_sys::MyDatabaseId }) {
+        database.ring_unknown();
+    }
+    header.has_rung();
+}
+
+/// Called around the end of every transaction. From the commit on an ERROR here would be a PANIC, so nothing here can raise one.
 #[pg_guard]
 unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *mut std::ffi::c_void) {
-    let committed = match event {
-        pg_sys::XactEvent::XACT_EVENT_COMMIT => true,
-        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => false,
-        _ => return,
-    };
-    let pending = PENDING.take();
-    if !committed {
-        return;
-    }
     let Some(header) = shared::header() else { return };
     // SAFETY: reads the id of the database of this session.
     let oid = unsafe { pg_sys::MyDatabaseId };
+    match event {
+        pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => {
+            if let Some(lowest) = PENDING.with_borrow(|pending| pending.rows.values().copied().min()) {
+                header.will_ring(oid, lowest);
+            }
+        }
+        pg_sys::XactEvent::XACT_EVENT_COMMIT => {
+            ring(header, oid, PENDING.take());
+            header.has_rung();
+        }
+        pg_sys::XactEvent::XACT_EVENT_ABORT | pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            PENDING.take();
+            header.has_rung();
+        }
+        _ => {}
+    }
+}
+
+fn ring(header: &shared::Header, oid: pg_sys::Oid, pending: Pending) {
     if pending.announce {
         header.announce(oid.to_u32());
     }

@@ -68,7 +68,8 @@ unsafe extern "C-unwind" fn process_utility(
                     keep_relays_away(template);
                 }
             }
-            Concern::CommitPrepared | Concern::None => {}
+            Concern::CommitPrepared => bell::will_ring_unknown(),
+            Concern::None => {}
         }
         match PREVIOUS.get().copied().flatten() {
             Some(previous) => {

@@ -34,6 +34,16 @@ pub struct Header {
     launcher: AtomicPtr<pg_sys::Latch>,
     announced: [AtomicU32; ANNOUNCED_MAX],
     announced_overflow: AtomicBool,
+    /// Entries of `committers`, which follow the databases: one for each process that may run a transaction.
+    processes: usize,
+}
+
+/// A process that is about to make rows visible, or has done so and not yet rung for them.
+#[repr(C)]
+pub struct Committer {
+    database: AtomicU32,
+    /// The lowest id that it has written; `SILENT` when it is not committing.
+    lowest: AtomicI64,
 }
 
 /// A database that has the extension, or is being looked at.
@@ -117,7 +127,12 @@ pub fn header() -> Option<&'static Header> {
 }
 
 fn size() -> usize {
-    size_of::<Header>() + gucs::max_databases() * size_of::<Database>()
+    size_of::<Header>() + gucs::max_databases() * size_of::<Database>() + processes() * size_of::<Committer>()
+}
+
+fn processes() -> usize {
+    // SAFETY: set before the request hooks are called, and not changed after that.
+    usize::try_from(unsafe { pg_sys::MaxBackends }).expect("the server has room for sessions")
 }
 
 /// Asks for the block; called in the request hook.
@@ -142,6 +157,7 @@ pub fn startup() {
             std::ptr::write_bytes(header.cast::<u8>(), 0, size());
             (*header).lock = &raw mut (*pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr())).lock;
             (*header).databases = gucs::max_databases();
+            (*header).processes = processes();
             let mut boot = 0u64;
             if !pg_sys::pg_strong_random((&raw mut boot).cast::<c_void>(), size_of::<u64>()) {
                 boot = pg_sys::GetCurrentTimestamp() as u64;
@@ -149,6 +165,9 @@ pub fn startup() {
             (*header).boot = boot;
             for database in (*header).databases() {
                 database.clear();
+            }
+            for committer in (*header).committers() {
+                committer.lowest.store(SILENT, Ordering::Relaxed);
             }
         }
         SHARED.store(header, Ordering::Release);
@@ -173,6 +192,48 @@ impl Header {
             let first: *const Database = std::ptr::from_ref(self).add(1).cast();
             std::slice::from_raw_parts(first, self.databases)
         }
+    }
+
+    fn committers(&self) -> &'static [Committer] {
+        // SAFETY: `startup` made room for so many behind the databases, whose size is a multiple of their alignment.
+        unsafe {
+            let first: *const Committer = self.databases().as_ptr_range().end.cast();
+            std::slice::from_raw_parts(first, self.processes)
+        }
+    }
+
+    fn my_committer(&self) -> Option<&'static Committer> {
+        // SAFETY: this process's own number; ordinary processes are numbered below `processes`.
+        let number = unsafe { if pg_sys::MyProc.is_null() { return None } else { (*pg_sys::MyProc).pgprocno } };
+        self.committers().get(usize::try_from(number).ok()?)
+    }
+
+    /// From now until `has_rung` this process may make rows visible whose ids are `lowest` or above.
+    pub fn will_ring(&self, database: pg_sys::Oid, lowest: i64) {
+        if let Some(committer) = self.my_committer() {
+            committer.database.store(database.to_u32(), Ordering::Relaxed);
+            committer.lowest.store(lowest, Ordering::SeqCst);
+        }
+    }
+
+    /// The bells are rung, or nothing was made visible.
+    pub fn has_rung(&self) {
+        if let Some(committer) = self.my_committer()
+            && committer.lowest.load(Ordering::Relaxed) != SILENT
+        {
+            committer.lowest.store(SILENT, Ordering::SeqCst);
+        }
+    }
+
+    /// The lowest id of rows that may be visible without having been rung for.
+    fn lowest_unrung(&self, database: u32) -> i64 {
+        self.committers()
+            .iter()
+            .map(|committer| (committer.lowest.load(Ordering::SeqCst), committer))
+            .filter(|(lowest, committer)| *lowest != SILENT && committer.database.load(Ordering::Relaxed) == database)
+            .map(|(lowest, _)| lowest)
+            .min()
+            .unwrap_or(SILENT)
     }
 
     /// The entry of a database.
@@ -255,6 +316,15 @@ impl Database {
         let bell = self.bells.get(bucket as usize)?;
         // The plain load first: a swap would fetch the line for writing, a thousand times a turn.
         (bell.load(Ordering::Acquire) != SILENT).then(|| bell.swap(SILENT, Ordering::AcqRel)).filter(|id| *id != SILENT)
+    }
+
+    /// The lowest id that a snapshot taken before this call may show in a bucket although the relay has not been told of
+    /// it: who has made rows visible has rung for them, or is still about to. The order matters, for a committer rings
+    /// first and then takes back that it will.
+    pub fn lowest_untold(&self, header: &Header, bucket: u32) -> i64 {
+        let unrung = header.lowest_unrung(self.oid.load(Ordering::Relaxed));
+        let rung = self.bells.get(bucket as usize).map_or(SILENT, |bell| bell.load(Ordering::SeqCst));
+        unrung.min(rung)
     }
 
     /// From now on `slot` is woken for exactly these buckets.

@@ -17,8 +17,9 @@ use crate::repeats::Repeats;
 
 use super::clock::BootClock;
 use super::fetch;
+use super::rest;
 use super::session::{self, Session, SqlError, Statement, arg};
-use super::shared::{Database, Slot};
+use super::shared::{Database, Header, Slot};
 
 use pg_sys::{FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTARRAYOID, TEXTOID};
 
@@ -50,6 +51,7 @@ pub struct PgStore {
     /// Prefix of the ids of all relays of this server instance.
     instance: String,
     lease: LeaseTimes,
+    header: &'static Header,
     database: &'static Database,
     slot: &'static Slot,
     rounds: u32,
@@ -92,6 +94,7 @@ impl PgStore {
         relay_id: String,
         instance: String,
         lease: LeaseTimes,
+        header: &'static Header,
         database: &'static Database,
         slot: &'static Slot,
     ) -> Self {
@@ -126,6 +129,7 @@ impl PgStore {
             relay_id,
             instance,
             lease,
+            header,
             database,
             slot,
             rounds: 0,
@@ -164,9 +168,10 @@ impl PgStore {
                 if matches!(exists, Ok(false)) {
                     return Err(gone());
                 }
-                if error.code != PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
-                    self.slot.note_error(&error.message, now());
+                if error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED && rest::stop_requested() {
+                    return Err(StoreError::Interrupted);
                 }
+                self.slot.note_error(&error.message, now());
                 Err(StoreError::Retry(error.message))
             }
         }
@@ -306,6 +311,8 @@ impl Store for PgStore {
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
         let fetched = self.must(c"reading messages", |session| {
+            // The transaction has its snapshot: whatever that may show of late commits is read in its place.
+            let after = after.min(self.database.lowest_untold(self.header, bucket).saturating_sub(1));
             Ok(fetch::batch(session, &self.statements.fetch_batch, bucket, after, limits, batch))
         });
         match fetched {

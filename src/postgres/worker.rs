@@ -260,7 +260,7 @@ impl Worker {
         };
         self.slot.set_relay_id(&relay_id);
         info!(relay_id = relay_id.as_str(), "relay started");
-        let store = PgStore::new(relay_id.clone(), instance, settings.lease, self.database, self.slot);
+        let store = PgStore::new(relay_id.clone(), instance, settings.lease, self.header, self.database, self.slot);
         let bell = SharedBell {
             rest,
             database: self.database,

@@ -148,6 +148,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                     self.bell.rest(wait, until);
                 }
                 Err(StoreError::Retry(error)) => self.back_off(&error),
+                Err(StoreError::Interrupted) => {}
                 Err(StoreError::Leave(reason)) => {
                     self.publisher.purge();
                     return Ended::Left(reason);

@@ -40,7 +40,9 @@ pub trait Store {
     fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError>;
 
     /// Appends to `batch` the bucket's messages with an id above `after`, oldest first, up to `limits`. Says whether there
-    /// may be more. What it gives is committed for good: a crash cannot undo it any more.
+    /// may be more. What it gives is committed for good: a crash cannot undo it any more. And it is in order: if it gives a
+    /// message, it gives with it, or gave before, all that were visible when that message's transaction began, those at or
+    /// below `after` included that were committed since.
     ///
     /// # Errors
     /// As [`StoreError`] says.
@@ -125,6 +127,9 @@ pub enum StoreError {
     /// Wait and try again.
     #[error("{0}")]
     Retry(String),
+    /// An order has come meanwhile, and matters more.
+    #[error("interrupted by an order")]
+    Interrupted,
     /// The store is gone for good, or this relay must leave it: stop without waiting.
     #[error("{0}")]
     Leave(String),
