@@ -6,7 +6,10 @@ begin
     if exists (
         select from pg_catalog.pg_namespace n
         where n.nspname = 'outbox'
-          and n.nspowner <> (select r.oid from pg_catalog.pg_roles r where r.rolname = current_user)
+          and not exists (
+              select from pg_catalog.pg_roles r
+              where r.oid = n.nspowner and (r.rolname = current_user or r.rolsuper)
+          )
     ) then
         raise exception using
             errcode = 'insufficient_privilege',

@@ -84,7 +84,9 @@ select b.bucket,
        f.first_failed_at as failing_since,
        f.error as last_error,
        f.next_try_at
-from pg_catalog.generate_series(0, outbox.bucket_count() - 1) b (bucket)
+from pg_catalog.generate_series(
+    0, greatest(outbox.bucket_count() - 1, (select max(m.bucket) from outbox.message m))
+) b (bucket)
 left join outbox.lease l on l.bucket = b.bucket
 left join outbox.bucket_status() s on s.bucket = b.bucket
 left join lateral (
@@ -97,7 +99,9 @@ left join lateral (
       and exists (select from outbox.message m where m.bucket = e.bucket and m.id = e.id)
     order by e.id
     limit 1
-) f on true;
+) f on true
+-- Beyond the count a bucket has no relay: it is shown as long as rows lie there.
+where b.bucket < outbox.bucket_count() or o.id is not null;
 
 comment on view outbox.pg_stat_bucket is 'one row for each bucket: who publishes it, what waits in it and why';
 comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.bucket_count() less one';

@@ -127,7 +127,12 @@ fn take<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, HeadersError> {
 /// # Errors
 /// As [`decode`].
 pub fn to_json(blob: &[u8]) -> Result<String, HeadersError> {
-    let pairs = decode(blob)?.into_iter().map(|header| {
+    let headers = decode(blob)?;
+    // No name that was enqueued holds one, for jsonb has none.
+    if headers.iter().any(|header| header.name.contains('\0')) {
+        return Err(HeadersError::Damaged);
+    }
+    let pairs = headers.into_iter().map(|header| {
         let value = match header.value.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
             None => serde_json::Value::Null,
             // jsonb cannot hold a NUL character.
@@ -237,8 +242,11 @@ impl<'de> Deserialize<'de> for HeaderValue {
                     return Err(wrong());
                 }
                 let bytes = base64::engine::general_purpose::STANDARD.decode(&text);
-                let bytes =
-                    bytes.map_err(|error| de::Error::custom(format!("invalid base64 of a header value: {error}")))?;
+                let bytes = bytes.map_err(|error| {
+                    let reason = error.to_string();
+                    let reason = reason.trim_end_matches('.');
+                    de::Error::custom(format!("invalid base64 of a header value: {reason}"))
+                })?;
                 Ok(HeaderValue(Some(bytes)))
             }
         }

@@ -48,7 +48,7 @@ pub const DEFAULTS: [(&str, &str); 10] = [
 ];
 
 /// Names that nobody may set, with the reason shown to the user.
-const REFUSED: [(&str, &str); 22] = [
+const REFUSED: [(&str, &str); 24] = [
     ("acks", LAW),
     ("request.required.acks", LAW),
     ("enable.idempotence", LAW),
@@ -68,6 +68,8 @@ const REFUSED: [(&str, &str); 22] = [
     ("internal.termination.signal", "It would interfere with the server's own signals."),
     ("plugin.library.paths", "It would load a library into the server."),
     ("ssl.engine.location", "It would load a library into the server."),
+    ("ssl.providers", "It would load a library into the server."),
+    ("test.mock.num.brokers", "It would make the client acknowledge messages by itself."),
     ("sasl.kerberos.kinit.cmd", "It would run a command as the server's user."),
     ("log_level", "The server's log_min_messages decides."),
     ("log.queue", "The relay collects the client's log lines itself."),
@@ -75,12 +77,14 @@ const REFUSED: [(&str, &str); 22] = [
 const LAW: &str = "The delivery guarantees depend on the value that the relay sets.";
 
 /// Names whose value is a secret: only the file may hold them.
-const SECRETS: [&str; 7] = [
+const SECRETS: [&str; 9] = [
     "sasl.password",
     "ssl.key.password",
     "ssl.keystore.password",
     "ssl.key.pem",
     "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.assertion.private.key.pem",
     "sasl.oauthbearer.config",
     "sasl.oauthbearer.assertion.private.key.passphrase",
 ];

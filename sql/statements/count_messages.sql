@@ -1,1 +1,1 @@
-select count(*) from outbox.message
+select pg_catalog.count(*) from outbox.message

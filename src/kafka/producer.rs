@@ -45,7 +45,7 @@ pub fn check_properties(properties: &Properties) -> Result<(), String> {
     match client_config(properties).create_native_config() {
         Ok(_) => Ok(()),
         Err(KafkaError::ClientConfig(_, reason, name, _)) => {
-            Err(format!("Property \"{name}\": {}.", reason.trim_end_matches('.')))
+            Err(format!("Property \"{name}\": {}.", reason.trim_end().trim_end_matches('.')))
         }
         Err(error) => Err(format!("{error}.")),
     }

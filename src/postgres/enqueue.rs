@@ -49,14 +49,18 @@ super::sql_function! {
         match headers::to_json(blob) {
             Ok(json) => {
                 let json = std::ffi::CString::new(json).expect("the JSON of headers escapes NUL");
-                // SAFETY: parses JSON text of ours, and gives a jsonb.
-                unsafe { pgrx::direct_function_call_as_datum(pg_sys::jsonb_in, &[Some(json.as_ptr().into())]) }
+                let encoding = pg_sys::pg_enc::PG_UTF8 as i32;
+                // SAFETY: converts JSON text of ours to the database's encoding, parses it, and gives a jsonb.
+                unsafe {
+                    let json = pg_sys::pg_any_to_server(json.as_ptr(), json.as_bytes().len() as i32, encoding);
+                    pgrx::direct_function_call_as_datum(pg_sys::jsonb_in, &[Some(json.cast_const().into())])
+                }
                     .expect("JSON is not null")
             }
             Err(error) => raise(
                 PgSqlErrorCode::ERRCODE_INVALID_BINARY_REPRESENTATION,
                 "could not read stored headers",
-                &format!("{error}."),
+                &format!("{}.", capital(&error.to_string())),
                 "The argument must be a value of outbox.message.headers.",
             ),
         }

@@ -199,10 +199,12 @@ fn receive(
             slot.pflags = pg_sys::PARAM_FLAG_CONST as u16;
             slot.ptype = statement.types()[index];
         }
-        let mut options = pg_sys::SPIExecuteOptions::default();
-        options.params = params;
-        options.read_only = read_only;
-        options.dest = (&raw mut receiver).cast();
+        let options = pg_sys::SPIExecuteOptions {
+            params,
+            read_only,
+            dest: (&raw mut receiver).cast(),
+            ..pg_sys::SPIExecuteOptions::default()
+        };
         let status = pg_sys::SPI_execute_plan_extended(statement.plan(), &options);
         assert!(status > 0, "SPI refused a statement of the extension: {status}");
     }

@@ -280,6 +280,8 @@ unsafe extern "C-unwind" fn check_kafka_properties(
         Ok(()) => true,
         Err(reason) => {
             refuse(&reason);
+            // The server's own words would repeat the value, which may hold a secret.
+            conceal(c"invalid value for parameter \"outbox_relay.kafka_properties\"");
             false
         }
     }
@@ -290,6 +292,14 @@ unsafe extern "C-unwind" fn check_kafka_properties(
 unsafe fn new_value(value: *mut *mut c_char) -> Option<String> {
     // SAFETY: the caller's promise.
     unsafe { (!(*value).is_null()).then(|| CStr::from_ptr(*value).to_string_lossy().into_owned()) }
+}
+
+/// Replaces the message of a refusal.
+fn conceal(message: &CStr) {
+    // SAFETY: this is what the macro GUC_check_errmsg sets; the string lives in the context that the caller clears.
+    unsafe {
+        pg_sys::GUC_check_errmsg_string = pg_sys::MemoryContextStrdup(pg_sys::ErrorContext, message.as_ptr());
+    }
 }
 
 /// Gives the reason of a refusal to the caller of a check hook.

@@ -44,7 +44,23 @@ pub fn install() {
     }
 }
 
-#[pg_guard]
+unsafe extern "C-unwind" {
+    // pg_sys wraps it in a guard, which forgets most of an ERROR that passes.
+    fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        query: *const c_char,
+        read_only_tree: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        params: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        receiver: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}
+
+/// Every utility statement of the server passes here, CALL and EXECUTE too, and most fail for reasons of their own. So this
+/// function has no guard and nothing to drop: an ERROR of the statement jumps over it and keeps its code, place, context
+/// and names. What is ours is guarded on either side.
 #[allow(clippy::too_many_arguments, reason = "the server's signature")]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
@@ -58,24 +74,12 @@ unsafe extern "C-unwind" fn process_utility(
 ) {
     // SAFETY: the server gives a valid statement, and all arguments are passed on as they came.
     unsafe {
-        let node = (*statement).utilityStmt;
-        let concern = Concern::of(node);
-        match &concern {
-            Concern::Database(name) => keep_relays_away(name),
-            Concern::DropExtension => warn_of_unsent_messages(),
-            Concern::NewDatabase(template) => {
-                if let Some(template) = template {
-                    keep_relays_away(template);
-                }
-            }
-            Concern::CommitPrepared => bell::will_ring_unknown(),
-            Concern::None => {}
-        }
+        let after = before((*statement).utilityStmt);
         match PREVIOUS.get().copied().flatten() {
             Some(previous) => {
                 previous(statement, query, read_only_tree, context, params, environment, receiver, completion);
             }
-            None => pg_sys::standard_ProcessUtility(
+            None => standard_ProcessUtility(
                 statement,
                 query,
                 read_only_tree,
@@ -86,12 +90,53 @@ unsafe extern "C-unwind" fn process_utility(
                 completion,
             ),
         }
-        match concern {
-            Concern::CommitPrepared => bell::ring_unknown(),
-            Concern::DropExtension => bell::touched_everything(),
-            Concern::NewDatabase(_) | Concern::Database(_) => bell::announce_at_commit(),
-            Concern::None => {}
+        finish(after);
+    }
+}
+
+/// What is left to do once a command has been carried out.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum After {
+    Nothing,
+    RingUnknown,
+    TouchEverything,
+    Announce,
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn before(node: *mut pg_sys::Node) -> After {
+    // SAFETY: the utility statement of the hook.
+    match unsafe { Concern::of(node) } {
+        Concern::None => After::Nothing,
+        Concern::CommitPrepared => {
+            bell::will_ring_unknown();
+            After::RingUnknown
         }
+        Concern::Database(name) => {
+            keep_relays_away(&name);
+            After::Announce
+        }
+        Concern::NewDatabase(template) => {
+            if let Some(template) = template {
+                keep_relays_away(&template);
+            }
+            After::Announce
+        }
+        Concern::DropExtension => {
+            warn_of_unsent_messages();
+            After::TouchEverything
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn finish(after: After) {
+    match after {
+        After::Nothing => {}
+        After::RingUnknown => bell::ring_unknown(),
+        After::TouchEverything => bell::touched_everything(),
+        After::Announce => bell::announce_at_commit(),
     }
 }
 
@@ -267,18 +312,26 @@ fn release_databases() {
 
 /// Counts the messages that DROP EXTENSION is about to throw away.
 fn warn_of_unsent_messages() {
-    // SAFETY: inside a transaction. Whoever drops the extension may be no superuser and unable to read the table, so it is
-    // counted as the bootstrap superuser, in a statement of ours alone; an ERROR restores the user.
+    // SAFETY: inside a transaction. Counted as the table's owner, who may read it and whose code may hang on it; an ERROR
+    // restores the user.
     let unsent = unsafe {
         let extension = pg_sys::get_extension_oid(super::EXTENSION.as_ptr(), true);
         if extension == pg_sys::InvalidOid || !pg_sys::pg_extension_ownercheck(extension, pg_sys::GetUserId()) {
             return;
         }
+        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
+        let table = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
+        if table == pg_sys::InvalidOid {
+            return;
+        }
+        let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
+        let owner = (*(*relation).rd_rel).relowner;
+        pg_sys::table_close(relation, pg_sys::NoLock as i32);
         let mut user = pg_sys::InvalidOid;
         let mut security = 0;
         pg_sys::GetUserIdAndSecContext(&mut user, &mut security);
         let ours = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-        pg_sys::SetUserIdAndSecContext(pg_sys::BOOTSTRAP_SUPERUSERID.into(), security | ours as i32);
+        pg_sys::SetUserIdAndSecContext(owner, security | ours as i32);
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
         pg_sys::SPI_connect();
         let count = Statement::new(include_str!("../../sql/statements/count_messages.sql"), &[]);

@@ -94,11 +94,21 @@ unsafe extern "C-unwind" fn on_startup() {
 
 /// Raises an ERROR for the user.
 fn raise(code: PgSqlErrorCode, message: &str, detail: &str, hint: &str) -> ! {
-    ErrorReport::new(code, message.to_owned(), "outbox_relay")
-        .set_detail(detail)
+    ErrorReport::new(code, presentable(message), "outbox_relay")
+        .set_detail(presentable(detail))
         .set_hint(hint)
         .report(PgLogLevel::ERROR);
     unreachable!("an ERROR does not return")
+}
+
+/// Messages must be in the encoding of the database, strings here are in UTF-8: unless that is the same, other characters
+/// than ASCII are shown as escapes.
+fn presentable(text: &str) -> String {
+    // SAFETY: reads a setting of the database.
+    if unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32 {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if c.is_ascii() { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) }).collect()
 }
 
 /// A call of one of our SQL functions.

@@ -210,6 +210,9 @@ impl Worker {
         let now_told = (state, detail.to_owned());
         if self.told.as_ref() != Some(&now_told) {
             self.told = Some(now_told);
+            if !matches!(state, State::Disabled | State::NotConfigured) {
+                self.slot.note_error(detail, now());
+            }
             match state {
                 State::Disabled => info!(detail, "outbox_relay is disabled"),
                 State::NotConfigured => info!(

@@ -190,8 +190,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if let Some(at) = self.discover_at.filter(|_| !self.lanes.is_empty()) {
             until = until.min(at);
         }
-        // What is due already waits for room, which a report will make.
-        if let Some(at) = self.lanes.values().filter_map(Lane::waits_until).filter(|at| *at > now).min() {
+        // Without room in the window even what is due has to wait, for a report.
+        let room = self.window.open();
+        if let Some(at) = self.lanes.values().filter_map(Lane::waits_until).filter(|at| room || *at > now).min() {
             until = until.min(at);
         }
         if !self.flights.is_empty() {

@@ -96,7 +96,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if !self.may_publish(self.clock.now()) {
             return false;
         }
-        waiting.into_iter().fold(false, |any, id| self.hand_over(id) || any)
+        let mut any = false;
+        for id in waiting {
+            any |= self.hand_over(id);
+        }
+        any
     }
 
     /// Fetches a batch of the bucket and submits it.
