@@ -104,7 +104,7 @@ left join lateral (
 where b.bucket < outbox.bucket_count() or o.id is not null;
 
 comment on view outbox.pg_stat_bucket is 'one row for each bucket: who publishes it, what waits in it and why';
-comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.bucket_count() less one';
+comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.bucket_count() less one, and any above that holds rows';
 comment on column outbox.pg_stat_bucket.relay_id is 'the relay named by the lease';
 comment on column outbox.pg_stat_bucket.token is 'grows at every change of owner';
 comment on column outbox.pg_stat_bucket.lease_expires_at is 'when the lease ends unless it is renewed';

@@ -79,8 +79,9 @@ pub struct Relay<S, P, C, B> {
     /// After a failed turn: do nothing before this.
     wait_until: Option<Time>,
     silence: Silence,
-    /// What was said already: refused messages by bucket, failed turns by their error.
+    /// What was said already: refused messages and failed reads by bucket, failed turns by their error.
     refusals: Repeats<Bucket>,
+    unreadable: Repeats<Bucket>,
     failed_turns: Repeats<String>,
     spare: Vec<Batch>,
     reports: Vec<Report>,
@@ -117,6 +118,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             wait_until: None,
             silence,
             refusals: Repeats::default(),
+            unreadable: Repeats::default(),
             failed_turns: Repeats::default(),
             spare: Vec::new(),
             reports: Vec::new(),
@@ -170,7 +172,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.hand_back()?;
         self.look_for_rows()?;
         let submitted = self.submit()?;
-        if self.wait_until.is_none() && mem::take(&mut self.fruitless) > 0 {
+        if mem::take(&mut self.fruitless) > 0 {
             self.failed_turns = Repeats::default();
             info!("publishing goes on");
         }
@@ -222,12 +224,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         {
             wait = wait.min(due.since(now).max(self.settings.error_backoff));
         }
-        self.interrupted(error, wait);
-    }
-
-    /// Does nothing for a while, and says why, once.
-    fn interrupted(&mut self, error: &str, wait: Duration) {
-        let now = self.clock.now();
         self.fruitless = self.fruitless.saturating_add(1);
         self.wait_until = Some(now + wait);
         if self.failed_turns.note(error.to_owned(), now).is_some() {

@@ -60,7 +60,7 @@ pub trait Store {
     /// As [`StoreError`] says.
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError>;
 
-    /// What earlier owners noted of these buckets: at most one failure a bucket, that of its first message.
+    /// What earlier owners noted of these buckets: at most one failure a bucket, the first whose message still exists.
     ///
     /// # Errors
     /// As [`StoreError`] says.

@@ -1,6 +1,6 @@
 //! The way out: which buckets may have rows, and a batch of each on its way.
 
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::bucket::Bucket;
 use crate::message::Batch;
@@ -86,7 +86,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
         let failures = lane.unreadable.map_or(1, |(failures, _)| failures + 1);
         lane.unreadable = Some((failures, now + self.backoff.after(failures)));
-        self.interrupted(error, self.settings.error_backoff);
+        self.wait_until = Some(now + self.settings.error_backoff);
+        if self.unreadable.note(bucket, now).is_some() {
+            warn!(
+                detail = format!("Bucket {bucket}, {failures} attempts; reported was: {error}."),
+                "could not read messages"
+            );
+        }
     }
 
     /// Hands over what the client had no room for before.
@@ -110,7 +116,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut batch = self.spare.pop().unwrap_or_default();
         let fetched = self.store.fetch(bucket, lane.position(), limits, &mut batch);
         if fetched.is_ok() {
-            self.lanes.get_mut(&bucket).expect("fetching changes no lanes").unreadable = None;
+            let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+            if let Some((attempts, _)) = lane.unreadable.take() {
+                self.unreadable.forget(&bucket);
+                info!(bucket, attempts, "messages can be read again");
+            }
         }
         let usable = fetched.is_ok() && !batch.is_empty() && self.may_publish(self.clock.now());
         if !usable {

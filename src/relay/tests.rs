@@ -388,6 +388,19 @@ fn the_next_owner_goes_on_with_a_refused_row_where_the_last_one_stopped() {
 }
 
 #[test]
+fn a_refusal_noted_behind_a_late_row_is_taken_over() {
+    let mut simulation = alone();
+    simulation.world.broker.refuse(0, 5, Refuser::Broker, FOREVER);
+    commit(&mut simulation, at(1), 0, [5, 6]);
+    simulation.at(at(20), |world| world.order("a", Order::Stop));
+    commit(&mut simulation, at(25), 0, [2]);
+    simulation.relay("b", at(30));
+    let world = simulation.run(at(60));
+    assert_eq!(world.broker.published(0), [6, 2], "what is behind the refused row is not sent again");
+    assert!(world.database.failures[&(0, 5)].attempts > 3, "the count goes on");
+}
+
+#[test]
 fn a_refused_row_is_retried_alone_though_reading_what_was_noted_failed_at_first() {
     let mut simulation = alone();
     simulation.world.broker.refuse(0, 1, Refuser::Broker, FOREVER);
@@ -758,41 +771,50 @@ fn a_failed_acknowledgement_keeps_the_leases_and_is_retried_without_publishing_a
     }
 }
 
+/// When calls of this kind failed.
+fn failures(world: &World, verb: Verb) -> Vec<Time> {
+    times(&world.calls(verb).into_iter().filter(|call| !call.answered).collect::<Vec<_>>())
+}
+
 #[test]
 fn waits_after_failures_lie_in_their_bounds_and_no_bell_cuts_them_short() {
-    let mut simulation = alone();
-    simulation.world.database.hinder(Verb::Fetch, at(1)..at(200), Hindrance::Fails(Failing::BeforeEffect));
-    for id in 1..400 {
-        commit(&mut simulation, ms(500 + 500 * id as u64), 0, [id]);
+    for verb in [Verb::Fetch, Verb::Acknowledge] {
+        let mut simulation = alone();
+        simulation.world.database.hinder(verb, at(1)..at(180), Hindrance::Fails(Failing::BeforeEffect));
+        for id in 1..400 {
+            commit(&mut simulation, ms(500 + 500 * id as u64), 0, [id]);
+        }
+        let world = simulation.run(at(199));
+        let failures = failures(&world, verb);
+        let waits: Vec<_> = failures.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(waits[0], secs(1));
+        for (k, wait) in (1u32..).zip(&waits) {
+            let ceiling = secs(10).min(secs(1) * 2u32.pow((k - 1).min(10)));
+            assert!(secs(1) <= *wait && *wait <= ceiling, "wait {k} is {wait:?}");
+        }
+        assert!(waits.iter().any(|wait| *wait > secs(4)), "waits grow");
+        assert!(waits.iter().collect::<BTreeSet<_>>().len() > 8, "waits are spread");
+        let backing_off = world.rests.iter().filter(|rest| rest.wait == Wait::BackingOff);
+        assert!(backing_off.clone().count() > 2 * waits.len(), "bells did ring");
+        // A wait that was kept ends where it was said to end.
+        let ends: BTreeSet<_> = backing_off.map(|rest| rest.until).collect();
+        assert!(failures[1..].iter().all(|time| ends.contains(time)));
     }
-    let world = simulation.run(at(199));
-    let failures = times(&world.calls(Verb::Fetch).into_iter().filter(|call| !call.answered).collect::<Vec<_>>());
-    let waits: Vec<_> = failures.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    assert_eq!(waits[0], secs(1));
-    for (k, wait) in (1u32..).zip(&waits) {
-        let ceiling = secs(10).min(secs(1) * 2u32.pow((k - 1).min(10)));
-        assert!(secs(1) <= *wait && *wait <= ceiling, "wait {k} is {wait:?}");
-    }
-    assert!(waits.iter().any(|wait| *wait > secs(4)), "waits grow");
-    assert!(waits.iter().collect::<BTreeSet<_>>().len() > 8, "waits are spread");
-    let backing_off = world.rests.iter().filter(|rest| rest.wait == Wait::BackingOff);
-    assert!(backing_off.clone().count() > 2 * waits.len(), "bells did ring");
-    // A wait that was kept ends where it was said to end.
-    let ends: BTreeSet<_> = backing_off.map(|rest| rest.until).collect();
-    assert!(failures[1..].iter().all(|time| ends.contains(time)));
 }
 
 #[test]
 fn waits_begin_anew_after_a_turn_that_worked() {
-    let mut simulation = alone();
-    for from in [at(1), at(30)] {
-        simulation.world.database.hinder(Verb::Fetch, from..from + secs(20), Hindrance::Fails(Failing::BeforeEffect));
-        commit(&mut simulation, from, 0, [1]);
+    for verb in [Verb::Fetch, Verb::Acknowledge] {
+        let mut simulation = alone();
+        for from in [at(1), at(30)] {
+            simulation.world.database.hinder(verb, from..from + secs(20), Hindrance::Fails(Failing::BeforeEffect));
+            commit(&mut simulation, from, 0, [1]);
+        }
+        let failures = failures(&simulation.run(at(80)), verb);
+        let first = failures.iter().position(|time| *time >= at(30)).expect("it failed again");
+        assert!(failures[first - 1] - failures[first - 2] > secs(1), "waits had grown");
+        assert_eq!(failures[first + 1] - failures[first], secs(1));
     }
-    let world = simulation.run(at(80));
-    let failures = times(&world.calls(Verb::Fetch).into_iter().filter(|call| !call.answered).collect::<Vec<_>>());
-    let first = failures.iter().position(|time| *time >= at(30)).expect("it failed again");
-    assert_eq!(failures[first + 1] - failures[first], secs(1));
 }
 
 #[test]

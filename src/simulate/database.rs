@@ -398,9 +398,9 @@ impl Store for Seat {
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
         self.call(Verb::Failures, |world, _| {
             let database = &world.database;
-            let heads = buckets.iter().filter_map(|bucket| Some((*bucket, *database.rows(*bucket).first()?)));
-            let failures = heads.filter_map(|(bucket, id)| {
-                let noted = database.failures.get(&(bucket, id))?;
+            let failures = buckets.iter().filter_map(|bucket| {
+                let mut notes = database.failures.range((*bucket, 0)..=(*bucket, i64::MAX));
+                let (&(bucket, id), noted) = notes.find(|(place, _)| database.messages.contains(place))?;
                 let wait = noted.next_try_at.since(world.now);
                 Some(Failure { bucket, id, attempts: noted.attempts, error: noted.error.clone(), wait })
             });
