@@ -20,13 +20,14 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test check-pure check-kafka lint demo psql stop bench soak clean
+.PHONY: help prepare build install servers test check-pure check-kafka lint demo psql listen stop bench soak clean
 
 help:
 	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
 	@echo 'make test        lint and all tests: the rules alone, every SQL object, whole clusters with a real broker'
 	@echo
 	@echo 'make psql        psql on the demo'
+	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
 	@echo 'make bench       compare with a raw producer: rate of a million rows, time of one message'
 	@echo 'make soak        the cluster tests, the long way'
@@ -83,7 +84,7 @@ soak: servers
 servers: prepare
 	@$(step) 'Fetching Kafka' pg_test/bin/fetch-kafka
 	@$(step) 'Building the extension' cargo build $(extension)
-	@$(step) 'Building tests, demo and benchmark' cargo build $(pg_test) --all-targets
+	@$(step) 'Building demo and benchmark' cargo build $(pg_test) --bins
 	@$(step) 'Copying PostgreSQL to a place of its own' pg_test/bin/private-postgres
 	@DESTDIR= $(step) 'Installing the extension there' pg_test/bin/install "$$(pg_test/bin/private-postgres)"
 
@@ -92,6 +93,9 @@ demo: servers
 
 bench: servers
 	@$(with_state) cargo run -q $(pg_test) --bin bench
+
+listen:
+	@$(with_state) cargo run -q $(pg_test) --bin demo -- listen
 
 stop:
 	@$(step) 'Stopping the servers of the demo' $(with_state) cargo run -q $(pg_test) --bin demo -- stop

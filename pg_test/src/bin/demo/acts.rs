@@ -219,7 +219,7 @@ fn closing(terminal: &Terminal, servers: &Servers, all: &Tally, took: Duration) 
     terminal.code(&format!("select outbox.enqueue('{TOPIC}', 'my key', 'my value');"));
     terminal.code("select * from outbox.pg_stat_relay;\nselect * from outbox.pg_stat_bucket;");
     terminal.say("To see what reaches Kafka, in another window:");
-    terminal.code("cargo run -q --release -p outbox_relay_pg_test --bin demo -- listen");
+    terminal.code("make listen");
     terminal.say(format_args!("{}  stops both servers. Their logs:", terminal.strong("make stop")));
     terminal.say(servers.cluster.log_path().display());
     terminal.say(servers.broker.log_path().display());
