@@ -18,6 +18,8 @@ use tracing::{debug, info, warn};
 use crate::clock::Time;
 use crate::repeats::{self, Repeats};
 
+use super::ring::Ring;
+
 /// Log lines that may wait to be thinned out; beyond that they are counted only.
 const LINES_MAX: usize = 1000;
 
@@ -46,12 +48,11 @@ pub struct Caretaker {
 }
 
 impl Caretaker {
-    /// Starts the thread. `rung_at_end` is a descriptor (eventfd) that rings when it ends, so that a stopping worker need
-    /// not poll.
+    /// Starts the thread. It rings when it ends, so that a stopping worker need not poll.
     ///
     /// # Errors
     /// When the thread or its runtime cannot be started.
-    pub fn start(ring: impl Fn() + Send + Sync + 'static) -> std::io::Result<Self> {
+    pub fn start(ring: Ring) -> std::io::Result<Self> {
         let (tasks, inbox) = mpsc::channel(LINES_MAX);
         let caretaker = Self { tasks, overflow: Arc::default(), closing: Arc::default(), ended: Arc::default() };
         let overflow = caretaker.overflow.clone();
@@ -66,7 +67,7 @@ impl Caretaker {
                 // Waits for the clients that are being closed.
                 drop(runtime);
                 ended.store(true, Ordering::Release);
-                ring();
+                ring.ring();
             })
         })?;
         Ok(caretaker)

@@ -7,9 +7,11 @@
 mod caretaker;
 mod producer;
 mod report;
+mod ring;
 
 pub use caretaker::Caretaker;
 pub use producer::{KafkaPublisher, check_properties};
+pub use ring::Ring;
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;

@@ -9,7 +9,6 @@
 //! its own, and what is refused there is the culprit.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,6 +28,7 @@ use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
 use super::caretaker::{Caretaker, Lines};
 use super::client_config;
 use super::report::{self, Verdict};
+use super::ring::Ring;
 
 /// Old clients that may wait for their last reports at once; beyond that the oldest is given up.
 const RETIRING_MAX: usize = 4;
@@ -55,7 +55,7 @@ pub fn check_properties(properties: &Properties) -> Result<(), String> {
 pub struct KafkaPublisher {
     properties: Properties,
     /// Rung by the client whenever reports or log lines wait.
-    ring: RawFd,
+    ring: Ring,
     caretaker: Caretaker,
     /// Made when first needed.
     current: Option<Client>,
@@ -68,13 +68,13 @@ pub struct KafkaPublisher {
 }
 
 impl KafkaPublisher {
-    /// A publisher that makes its clients with these properties, see [`crate::properties::effective`]. `ring` is an eventfd
-    /// that must stay open as long as the publisher and its clients live.
+    /// A publisher that makes its clients with these properties, see [`crate::properties::effective`], and rings when there
+    /// is something to collect.
     ///
     /// # Errors
     /// When a client cannot be made: the properties contradict each other or the system is out of threads.
-    pub fn new(properties: Properties, ring: RawFd, caretaker: Caretaker) -> Result<Self, String> {
-        let client = Client::new(&properties, ring, caretaker.lines(), Requests::Shared)?;
+    pub fn new(properties: Properties, ring: Ring, caretaker: Caretaker) -> Result<Self, String> {
+        let client = Client::new(&properties, &ring, caretaker.lines(), Requests::Shared)?;
         let current = Some(client);
         Ok(Self {
             properties,
@@ -105,7 +105,7 @@ impl KafkaPublisher {
         };
         match place {
             Some(client) => Ok(client),
-            place => Client::new(&self.properties, self.ring, self.caretaker.lines(), requests)
+            place => Client::new(&self.properties, &self.ring, self.caretaker.lines(), requests)
                 .map(|client| place.insert(client))
                 .map_err(PublishError::Refused),
         }
@@ -204,7 +204,7 @@ impl Publisher for KafkaPublisher {
         }
         if !self.suspects.is_empty() {
             self.given_up.extend(self.suspects.drain(..).map(|suspect| suspect.opaque));
-            ring(self.ring);
+            self.ring.ring();
         }
     }
 }
@@ -227,7 +227,7 @@ struct Client {
 }
 
 impl Client {
-    fn new(properties: &Properties, ring: RawFd, lines: Lines, requests: Requests) -> Result<Self, String> {
+    fn new(properties: &Properties, ring: &Ring, lines: Lines, requests: Requests) -> Result<Self, String> {
         let callbacks = Callbacks {
             lines,
             requests,
@@ -320,14 +320,6 @@ impl Client {
     fn purge_all(&self) {
         self.producer.purge(PurgeConfig::default().queue().inflight().non_blocking());
     }
-}
-
-/// Rings the descriptor that the clients ring.
-fn ring(fd: RawFd) {
-    let one = 1u64;
-    // SAFETY: writes eight bytes of ours; the caller of `KafkaPublisher::new` keeps the descriptor open. A full counter
-    // means that it is ringing already.
-    let _ = unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 
 fn report_of(opaque: usize, outcome: Result<(), PublishError>) -> Report {
@@ -445,36 +437,39 @@ impl ProducerContext for Callbacks {
 }
 
 /// The queue of a client from which reports and log lines are polled.
-struct MainQueue(*mut rdsys::rd_kafka_queue_t);
+struct MainQueue {
+    queue: *mut rdsys::rd_kafka_queue_t,
+    /// Keeps the descriptor open as long as the client may write to it.
+    _ring: Ring,
+}
 
 // SAFETY: librdkafka's queues may be used from any thread; the pointer is only counted, read and released.
 unsafe impl Send for MainQueue {}
 
 impl MainQueue {
-    /// Makes the client write to `ring` when its queue turns from empty to non-empty.
-    fn of(producer: &BaseProducer<Callbacks>, ring: RawFd) -> Self {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: the client outlives the queue (see `Client`), `one` is copied by the call, and the caller of
-        // `KafkaPublisher::new` keeps the descriptor open.
-        unsafe {
+    /// Makes the client ring when its queue turns from empty to non-empty.
+    fn of(producer: &BaseProducer<Callbacks>, ring: &Ring) -> Self {
+        // SAFETY: the client outlives the queue (see `Client`), and what is to be written is copied by the call.
+        let queue = unsafe {
             let queue = rdsys::rd_kafka_queue_get_main(producer.client().native_ptr());
-            rdsys::rd_kafka_queue_io_event_enable(queue, ring, one.as_ptr().cast(), one.len());
-            Self(queue)
-        }
+            rdsys::rd_kafka_queue_io_event_enable(queue, ring.fd(), Ring::RING.as_ptr().cast(), Ring::RING.len());
+            queue
+        };
+        Self { queue, _ring: ring.clone() }
     }
 
     fn is_empty(&self) -> bool {
         // SAFETY: the reference that `of` took is released only by `drop`.
-        unsafe { rdsys::rd_kafka_queue_length(self.0) == 0 }
+        unsafe { rdsys::rd_kafka_queue_length(self.queue) == 0 }
     }
 }
 
 impl Drop for MainQueue {
     fn drop(&mut self) {
-        // SAFETY: releases the one reference taken in `of`; no more rings after this, so the descriptor may be closed.
+        // SAFETY: releases the one reference taken in `of`; there is no ringing after this.
         unsafe {
-            rdsys::rd_kafka_queue_io_event_enable(self.0, -1, std::ptr::null(), 0);
-            rdsys::rd_kafka_queue_destroy(self.0);
+            rdsys::rd_kafka_queue_io_event_enable(self.queue, -1, std::ptr::null(), 0);
+            rdsys::rd_kafka_queue_destroy(self.queue);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::headers;
 use crate::message::{check_topic, record_size};
 
 use super::session::{self, Statement};
-use super::{Function, bell, gucs, raise};
+use super::{Function, bell, capital, gucs, raise};
 
 /// How an argument becomes bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,11 +136,6 @@ fn encode_headers(datum: pg_sys::Datum) -> Option<Vec<u8>> {
             "Give a JSON object, or an array of [name, value] pairs to keep order and duplicates; a value is a string, null or {\"base64\": \"...\"}.",
         )
     })
-}
-
-fn capital(sentence: &str) -> String {
-    let mut chars = sentence.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
 /// The bytes that a value means to a Kafka consumer.

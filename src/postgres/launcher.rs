@@ -14,6 +14,7 @@ use pgrx::{IntoDatum, pg_guard, pg_sys};
 use tracing::{info, warn};
 
 use crate::clock::Time;
+use crate::kafka::Ring;
 use crate::relay::ports::Clock as _;
 use crate::repeats::Repeats;
 
@@ -54,8 +55,8 @@ pub unsafe extern "C-unwind" fn outbox_relay_launcher_main(_argument: pg_sys::Da
     rest::handle_signals();
     // SAFETY: a worker's entry, before any other use of the server. No database: the shared catalogues suffice.
     unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(pg_sys::InvalidOid, pg_sys::InvalidOid, 0) };
-    let ring = rest::make_ring().expect("the system has room for a descriptor");
-    log::install(ring);
+    let ring = Ring::new().expect("the system has room for a descriptor");
+    log::install(ring.clone());
     let header = shared::header().expect("the library was preloaded");
     // SAFETY: this process's own latch; the callback takes it back before the process ends.
     unsafe {

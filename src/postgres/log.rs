@@ -7,8 +7,8 @@
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread::{self, ThreadId};
 
 use pgrx::pg_sys;
@@ -18,11 +18,15 @@ use pgrx::pg_sys::panic::ErrorReport;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
+use crate::kafka::Ring;
+
+use super::capital;
+
 /// Lines of other threads that may wait; beyond that the oldest are dropped and counted.
 const WAITING_MAX: usize = 1000;
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
-static RING: AtomicI32 = AtomicI32::new(-1);
+static RING: OnceLock<Ring> = OnceLock::new();
 static WAITING: Mutex<Waiting> = Mutex::new(Waiting { lines: VecDeque::new(), dropped: 0 });
 
 struct Waiting {
@@ -40,10 +44,10 @@ pub struct Line {
     more: String,
 }
 
-/// Sends all events of this process to the server log from now on; called once, on the main thread. `ring` is an eventfd
-/// that is rung when a line of another thread waits.
-pub fn install(ring: i32) {
-    RING.store(ring, Ordering::Release);
+/// Sends all events of this process to the server log from now on; called once, on the main thread. Rings when a
+/// line of another thread waits.
+pub fn install(ring: Ring) {
+    let _ = RING.set(ring);
     adopt_level();
     // A second call keeps the first subscriber, which is the same.
     let _ = tracing::subscriber::set_global_default(ServerLog { main: thread::current().id() });
@@ -104,7 +108,9 @@ impl Subscriber for ServerLog {
         }
         waiting.lines.push_back(line);
         drop(waiting);
-        super::rest::ring(RING.load(Ordering::Acquire));
+        if let Some(ring) = RING.get() {
+            ring.ring();
+        }
     }
 
     // Spans are not used: every line stands alone.
@@ -159,11 +165,6 @@ impl Line {
             }
         }
     }
-}
-
-fn capital(word: &str) -> String {
-    let mut chars = word.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
 }
 
 impl Visit for Line {

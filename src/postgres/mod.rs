@@ -111,6 +111,18 @@ fn presentable(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii() { c.to_string() } else { format!("\\u{:04x}", u32::from(c)) }).collect()
 }
 
+/// Begins a sentence with what an error says.
+fn capital(sentence: &str) -> String {
+    let mut chars = sentence.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}
+
+/// The server's time, as SQL shows it.
+fn now() -> i64 {
+    // SAFETY: no preconditions.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
 /// A call of one of our SQL functions.
 #[derive(Debug)]
 struct Function(pg_sys::FunctionCallInfo);

@@ -8,12 +8,12 @@
 //! only asks for the configuration to be read, which is done here and not in the handler.
 
 use std::ffi::c_int;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::{check_for_interrupts, pg_sys};
 
 use crate::clock::Time;
+use crate::kafka::Ring;
 use crate::relay::ports::Clock as _;
 
 use super::clock::BootClock;
@@ -86,38 +86,22 @@ pub fn reload() -> bool {
     true
 }
 
-/// A descriptor that any thread, and librdkafka, may ring. Lives as long as the process.
-pub fn make_ring() -> std::io::Result<RawFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if fd < 0 { Err(std::io::Error::last_os_error()) } else { Ok(fd) }
-}
-
-/// Rings; allowed on any thread.
-pub fn ring(fd: RawFd) {
-    if fd >= 0 {
-        let one = 1u64;
-        // SAFETY: writes eight bytes of ours. A full counter means that it is ringing already.
-        let _ = unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
-    }
-}
-
 /// The wait set of a worker.
 pub struct Rest {
     set: *mut pg_sys::WaitEventSet,
-    ring: RawFd,
+    ring: Ring,
 }
 
 impl Rest {
     /// A wait set on the latch, the postmaster and `ring`.
-    pub fn new(ring: RawFd) -> Self {
+    pub fn new(ring: Ring) -> Self {
         // SAFETY: TopMemoryContext outlives the worker; the latch is this process's own.
         unsafe {
             let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
             let none = std::ptr::null_mut();
             pg_sys::AddWaitEventToSet(set, pg_sys::WL_LATCH_SET, pg_sys::PGINVALID_SOCKET, pg_sys::MyLatch, none);
             pg_sys::AddWaitEventToSet(set, pg_sys::WL_EXIT_ON_PM_DEATH, pg_sys::PGINVALID_SOCKET, none.cast(), none);
-            pg_sys::AddWaitEventToSet(set, pg_sys::WL_SOCKET_READABLE, ring, none.cast(), none);
+            pg_sys::AddWaitEventToSet(set, pg_sys::WL_SOCKET_READABLE, ring.fd(), none.cast(), none);
             Self { set, ring }
         }
     }
@@ -132,10 +116,8 @@ impl Rest {
             let mut events: [pg_sys::WaitEvent; 2] = std::mem::zeroed();
             pg_sys::WaitEventSetWait(self.set, timeout, events.as_mut_ptr(), 2, pg_sys::PG_WAIT_EXTENSION);
             pg_sys::ResetLatch(pg_sys::MyLatch);
-            let mut rung = 0u64;
-            // Non-blocking: nothing to read is fine.
-            let _ = libc::read(self.ring, (&raw mut rung).cast(), size_of::<u64>());
         }
+        self.ring.silence();
         serve_interrupts();
     }
 }

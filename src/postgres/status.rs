@@ -6,8 +6,8 @@ use pgrx::{IntoDatum, pg_sys};
 
 use crate::relay::ports::Wait;
 
-use super::bell;
 use super::shared::{self, Database};
+use super::{bell, now};
 
 /// What a relay does or waits for, as outbox.pg_stat_relay shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,8 +122,7 @@ super::sql_function! {
 super::sql_function! {
     /// outbox.reset_stats
     fn outbox_reset_stats / pg_finfo_outbox_reset_stats(_function) {
-        // SAFETY: no preconditions.
-        let now = unsafe { pg_sys::GetCurrentTimestamp() };
+        let now = now();
         if let Some(database) = my_database() {
             for slot in &database.slots {
                 for counter in [&slot.batches, &slot.messages, &slot.bytes, &slot.errors] {

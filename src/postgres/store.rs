@@ -17,6 +17,7 @@ use crate::repeats::Repeats;
 
 use super::clock::BootClock;
 use super::fetch;
+use super::now;
 use super::rest;
 use super::session::{self, Session, SqlError, Statement, arg};
 use super::shared::{Database, Header, Slot};
@@ -196,11 +197,6 @@ impl PgStore {
 
 fn gone() -> StoreError {
     StoreError::Leave("the extension was dropped".to_owned())
-}
-
-fn now() -> i64 {
-    // SAFETY: no preconditions.
-    unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
 fn split(leases: &[Lease]) -> (Vec<i32>, Vec<i64>) {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
-use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::kafka::{Caretaker, KafkaPublisher};
+use crate::kafka::{Caretaker, KafkaPublisher, Ring};
 use crate::properties::Properties;
 use crate::relay::ports::{Bell, Clock as _, Order, Wait};
 use crate::relay::{Ended, Relay};
@@ -23,7 +22,7 @@ use super::session::{self, SqlError, Statement};
 use super::shared::{self, Database, Header, Outcome, Slot};
 use super::status::State;
 use super::store::PgStore;
-use super::{gucs, log};
+use super::{capital, gucs, log, now};
 
 /// How often an idle worker looks whether it may begin.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -107,8 +106,8 @@ pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum
         let name = concat!("outbox_relay ", env!("CARGO_PKG_VERSION"), "\0");
         pin(c"application_name", CStr::from_bytes_with_nul_unchecked(name.as_bytes()));
     }
-    let ring = rest::make_ring().expect("the system has room for a descriptor");
-    log::install(ring);
+    let ring = Ring::new().expect("the system has room for a descriptor");
+    log::install(ring.clone());
     let extension_version = Statement::new(include_str!("../../sql/statements/extension_version.sql"), &[]);
     let outcome = Worker { header, database, slot, place, ring, runs: 0, told: None, extension_version }.live();
     slot.set_outcome(outcome);
@@ -147,7 +146,7 @@ struct Worker {
     database: &'static Database,
     slot: &'static Slot,
     place: Place,
-    ring: RawFd,
+    ring: Ring,
     runs: u32,
     /// Why it does not publish, as last logged.
     told: Option<(State, String)>,
@@ -162,7 +161,7 @@ enum Wish {
 
 impl Worker {
     fn live(mut self) -> Outcome {
-        let mut rest = Rest::new(self.ring);
+        let mut rest = Rest::new(self.ring.clone());
         loop {
             if rest::reload() {
                 log::adopt_level();
@@ -249,11 +248,10 @@ impl Worker {
             self.place.generation,
             self.runs
         );
-        let ring = self.ring;
         let mut rest = rest;
-        let made = Caretaker::start(move || rest::ring(ring))
+        let made = Caretaker::start(self.ring.clone())
             .map_err(|error| error.to_string())
-            .and_then(|caretaker| KafkaPublisher::new(properties.clone(), ring, caretaker));
+            .and_then(|caretaker| KafkaPublisher::new(properties.clone(), self.ring.clone(), caretaker));
         let publisher = match made {
             Ok(publisher) => publisher,
             Err(error) => {
@@ -291,16 +289,6 @@ impl Worker {
         }
         rest
     }
-}
-
-fn capital(sentence: &str) -> String {
-    let mut chars = sentence.chars();
-    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
-}
-
-fn now() -> i64 {
-    // SAFETY: no preconditions.
-    unsafe { pg_sys::GetCurrentTimestamp() }
 }
 
 /// Prefix of the ids of all relays of this server instance: system identifier and timeline. A promoted standby has another.
