@@ -38,7 +38,10 @@ create table outbox.message (
     headers bytea,
     message_id uuid not null,
     created_at timestamptz not null default pg_catalog.clock_timestamp(),
-    constraint message_pkey primary key (bucket, id)
+    constraint message_pkey primary key (bucket, id),
+    constraint message_bucket_check check (bucket between 0 and 1023),
+    constraint message_id_check check (id > 0),
+    constraint message_partition_check check (partition >= 0)
 ) with (
     -- Rows live for milliseconds: vacuum by what was written, not by what is left.
     autovacuum_vacuum_scale_factor = 0.0,
@@ -133,7 +136,23 @@ comment on table outbox.setting is 'settings that belong to the data and travel 
 comment on column outbox.setting.name is 'bucket_count: number of buckets, 1 to 1024, default 8';
 comment on column outbox.setting.value is 'value of the setting';
 
+-- Whether to publish --------------------------------------------------------------------------------------------------
+
+-- A copy of a database must not publish what the original publishes. So the first outbox.enqueue stamps the database, the
+-- stamp travels with every copy, and where it does not fit nothing is published. Seeded by nobody, as above. No key:
+-- transactions that are the first at the same time each bring a stamp, and none waits for another.
+create table outbox.publishing (
+    stamp text collate "C" not null,
+    paused_at timestamptz,
+    pause_reason text
+);
+comment on table outbox.publishing is 'where this database publishes from, and whether an operator has paused it; all rows must allow it';
+comment on column outbox.publishing.stamp is 'server and database that may publish these messages; anywhere else it means paused until outbox.resume()';
+comment on column outbox.publishing.paused_at is 'when outbox.pause() was called, or null';
+comment on column outbox.publishing.pause_reason is 'the reason that was given';
+
 -- Unsent messages and settings are the user's data; leases, heartbeats and failures mean nothing elsewhere.
 select pg_catalog.pg_extension_config_dump('outbox.message', '');
 select pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 select pg_catalog.pg_extension_config_dump('outbox.setting', '');
+select pg_catalog.pg_extension_config_dump('outbox.publishing', '');

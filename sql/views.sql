@@ -49,7 +49,7 @@ left join outbox.relay r on r.relay_id = s.relay_id collate "C";
 comment on view outbox.pg_stat_relay is 'one row for each running relay of this database';
 comment on column outbox.pg_stat_relay.relay_id is 'identity of the relay, as in outbox.lease; null until it has a Kafka client';
 comment on column outbox.pg_stat_relay.pid is 'process id, as in pg_stat_activity';
-comment on column outbox.pg_stat_relay.state is 'what it does or waits for: starting, idle, publishing, waiting for broker, backing off, standby, disabled, not configured, misconfigured, version mismatch, stopping';
+comment on column outbox.pg_stat_relay.state is 'what it does or waits for: starting, idle, publishing, waiting for broker, backing off, standby, paused, paused as a copy, disabled, not configured, misconfigured, version mismatch, stopping';
 comment on column outbox.pg_stat_relay.state_since is 'since when it is in this state';
 comment on column outbox.pg_stat_relay.leased_buckets is 'buckets with an unexpired lease of this relay';
 comment on column outbox.pg_stat_relay.batches is 'batches acknowledged';

@@ -70,6 +70,8 @@ pub struct Message<'a> {
     pub headers: Option<&'a [u8]>,
     /// Identity over all copies.
     pub message_id: [u8; 16],
+    /// Tells this row from another that was given its id later, or from itself after a change; the store's own business.
+    pub version: u32,
 }
 
 impl Message<'_> {
@@ -91,6 +93,7 @@ pub struct Batch {
 struct Row {
     id: i64,
     message_id: [u8; 16],
+    version: u32,
     partition: Option<i32>,
     topic: Span,
     key: Option<Span>,
@@ -116,6 +119,7 @@ impl Batch {
         let row = Row {
             id: message.id,
             message_id: message.message_id,
+            version: message.version,
             partition: message.partition,
             topic,
             key: message.key.map(|key| self.store(key)),
@@ -155,12 +159,18 @@ impl Batch {
             value: row.value.map(|span| self.slice(span)),
             headers: row.headers.map(|span| self.slice(span)),
             message_id: row.message_id,
+            version: row.version,
         }
     }
 
     /// The ids of the first `len` rows.
     pub fn ids(&self, len: usize) -> impl ExactSizeIterator<Item = i64> + Clone + '_ {
         self.rows[..len].iter().map(|row| row.id)
+    }
+
+    /// The ids and versions of the first `len` rows.
+    pub fn rows(&self, len: usize) -> impl ExactSizeIterator<Item = (i64, u32)> + Clone + '_ {
+        self.rows[..len].iter().map(|row| (row.id, row.version))
     }
 
     /// The id of the row at `index`.
@@ -232,8 +242,16 @@ mod tests {
 
     #[test]
     fn a_batch_gives_back_what_was_pushed() {
-        let null =
-            Message { id: 3, topic: "t", partition: None, key: None, value: None, headers: None, message_id: [1; 16] };
+        let null = Message {
+            id: 3,
+            topic: "t",
+            partition: None,
+            key: None,
+            value: None,
+            headers: None,
+            message_id: [1; 16],
+            version: 9,
+        };
         let empty = Message { id: 7, partition: Some(4), key: Some(b""), value: Some(b""), ..null };
         let full = Message { id: 9, topic: "u", key: Some(b"k\0"), value: Some(b"v"), headers: Some(b"h"), ..null };
         let mut batch = Batch::default();

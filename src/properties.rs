@@ -16,7 +16,7 @@ use serde::de::value::{Error as ValueError, MapDeserializer};
 pub type Properties = BTreeMap<String, String>;
 
 /// Properties the relay sets itself, whatever the user says.
-pub const LAWS: [(&str, &str); 5] = [
+pub const LAWS: [(&str, &str); 6] = [
     // A message leaves the table only when every in-sync replica has it.
     ("acks", "all"),
     // A retried request neither duplicates nor reorders.
@@ -27,6 +27,8 @@ pub const LAWS: [(&str, &str); 5] = [
     ("message.timeout.ms", "0"),
     // Size is checked at enqueue; after that only the broker may refuse.
     ("message.max.bytes", "1000000000"),
+    // The client would renew tickets by a shell command made of other properties; the server's user has a ticket cache.
+    ("sasl.kerberos.min.time.before.relogin", "0"),
 ];
 
 /// Properties chosen for a relay that a user may change.
@@ -48,7 +50,7 @@ pub const DEFAULTS: [(&str, &str); 10] = [
 ];
 
 /// Names that nobody may set, with the reason shown to the user.
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 25] = [
     ("acks", LAW),
     ("request.required.acks", LAW),
     ("enable.idempotence", LAW),
@@ -71,6 +73,7 @@ const REFUSED: [(&str, &str); 24] = [
     ("ssl.providers", "It would load a library into the server."),
     ("test.mock.num.brokers", "It would make the client acknowledge messages by itself."),
     ("sasl.kerberos.kinit.cmd", "It would run a command as the server's user."),
+    ("sasl.kerberos.min.time.before.relogin", "It would run a command as the server's user."),
     ("log_level", "The server's log_min_messages decides."),
     ("log.queue", "The relay collects the client's log lines itself."),
 ];

@@ -28,7 +28,9 @@ pub struct Settings {
 
 /// Settings that contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("setting lease_renew_interval ({renew_interval:?}) must be less than lease_duration ({duration:?})")]
+#[error(
+    "outbox_relay.lease_renew_interval ({renew_interval:?}) must be less than outbox_relay.lease_duration ({duration:?})"
+)]
 pub struct Contradiction {
     renew_interval: Duration,
     duration: Duration,
@@ -73,6 +75,9 @@ mod tests {
         let mut settings = Settings::default();
         settings.lease.renew_interval = settings.lease.duration;
         let error = settings.check().expect_err("equal is too late");
-        assert_eq!(error.to_string(), "setting lease_renew_interval (30s) must be less than lease_duration (30s)");
+        assert_eq!(
+            error.to_string(),
+            "outbox_relay.lease_renew_interval (30s) must be less than outbox_relay.lease_duration (30s)"
+        );
     }
 }

@@ -214,11 +214,18 @@ impl Cluster {
 
     /// `psql` on a database of this cluster.
     pub fn psql(&self, database: &str) -> Command {
-        let mut psql = Command::new(self.programs.join("psql"));
-        state::clean_environment(&mut psql);
-        psql.arg("--host").arg(self.address.host());
-        psql.args(["--port", &SOCKET_NUMBER.to_string(), "--username", SUPERUSER, "--dbname", database]);
+        let mut psql = self.program("psql");
+        psql.args(["--dbname", database]);
         psql
+    }
+
+    /// A client program of Postgres on this cluster, such as `pg_dump`.
+    pub fn program(&self, name: &str) -> Command {
+        let mut program = Command::new(self.programs.join(name));
+        state::clean_environment(&mut program);
+        program.arg("--host").arg(self.address.host());
+        program.args(["--port", &SOCKET_NUMBER.to_string(), "--username", SUPERUSER]);
+        program
     }
 
     /// The whole server log so far.

@@ -40,14 +40,15 @@ const CLIENT_LIFE_MIN: Duration = Duration::from_secs(1);
 /// Asks the client library whether it takes these properties, without making a client or touching the network.
 ///
 /// # Errors
-/// The library's own words about the first property that it refuses; they do not hold the value of a secret.
-pub fn check_properties(properties: &Properties) -> Result<(), String> {
+/// The name of the first property that it refuses, and a sentence with the library's own words, which hold the value.
+pub fn check_properties(properties: &Properties) -> Result<(), (String, String)> {
     match client_config(properties).create_native_config() {
         Ok(_) => Ok(()),
         Err(KafkaError::ClientConfig(_, reason, name, _)) => {
-            Err(format!("Property \"{name}\": {}.", reason.trim_end().trim_end_matches('.')))
+            let reason = format!("Property \"{name}\": {}.", reason.trim_end().trim_end_matches('.'));
+            Err((name, reason))
         }
-        Err(error) => Err(format!("{error}.")),
+        Err(error) => Err((String::new(), format!("{error}."))),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::headers;
 use crate::message::{check_topic, record_size};
 
 use super::session::{self, Statement};
-use super::{Function, bell, capital, gucs, raise};
+use super::{Function, bell, capital, gucs, raise, stamp};
 
 /// How an argument becomes bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,6 +196,7 @@ fn bucket_count() -> u32 {
         let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
         let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
         pg_sys::LockRelationOid(message, pg_sys::RowExclusiveLock as i32);
+        stamp::ensure(schema);
         let setting = pg_sys::get_relname_relid(c"setting".as_ptr(), schema);
         let relation = pg_sys::table_open(setting, pg_sys::AccessShareLock as i32);
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
@@ -262,6 +263,14 @@ fn insert(
     unsafe {
         pg_sys::SPI_connect();
         INSERT.with(|insert| session::execute(insert.plan(), &args, false));
+        if pg_sys::SPI_processed != 1 {
+            raise(
+                PgSqlErrorCode::ERRCODE_TRIGGERED_DATA_CHANGE_VIOLATION,
+                "the message was not stored",
+                "A trigger or rule on outbox.message has suppressed it.",
+                "Remove the trigger or rule.",
+            );
+        }
         let mut null = false;
         let table = pg_sys::SPI_tuptable;
         let id = pg_sys::SPI_getbinval(*(*table).vals, (*table).tupdesc, 1, &mut null).value() as i64;

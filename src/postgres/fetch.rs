@@ -26,6 +26,11 @@ pub struct Fetched {
     pub commits: pg_sys::XLogRecPtr,
 }
 
+impl Fetched {
+    /// No row.
+    pub const NOTHING: Self = Self { more: false, commits: 0 };
+}
+
 /// Reads up to `limits` rows of a bucket above `after`.
 pub fn batch(
     session: &Session,
@@ -50,9 +55,10 @@ pub fn batch(
             value: detoasted.bytes(row, 4),
             headers: detoasted.bytes(row, 5),
             message_id: *row.must::<pgrx::Uuid>(6).as_bytes(),
+            version: row.version(7),
         };
         batch.push(&message);
-        commits.add(row.datum(7).expect("xmin is never null").value() as u32);
+        commits.add(message.version);
         full = batch.bytes() >= limits.bytes;
         !full
     });
@@ -67,18 +73,18 @@ pub fn flush_commits(position: pg_sys::XLogRecPtr) {
     }
 }
 
-/// The ids that a statement with `returning id` gives.
-pub fn ids(session: &Session, statement: &Statement, args: &[Option<pg_sys::Datum>]) -> Vec<i64> {
-    let mut ids = Vec::new();
+/// The ids and versions that a statement with `returning id, xmin` gives.
+pub fn rows(session: &Session, statement: &Statement, args: &[Option<pg_sys::Datum>]) -> Vec<(i64, u32)> {
+    let mut rows = Vec::new();
     receive(session, statement, args, false, |row| {
-        ids.push(row.must(0));
+        rows.push((row.must(0), row.version(1)));
         true
     });
-    ids
+    rows
 }
 
 /// Whether `removed` holds exactly `wanted`, which is ascending; the executor's order is not promised.
-pub fn same_ids(mut removed: Vec<i64>, wanted: impl ExactSizeIterator<Item = i64> + Clone) -> bool {
+pub fn same_rows(mut removed: Vec<(i64, u32)>, wanted: impl ExactSizeIterator<Item = (i64, u32)> + Clone) -> bool {
     if removed.len() != wanted.len() {
         return false;
     }
@@ -155,6 +161,11 @@ impl SlotRow {
     fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
         // SAFETY: the type is that of the statement's column.
         self.datum(column).and_then(|datum| unsafe { T::from_datum(datum, false) })
+    }
+
+    /// The transaction that wrote the row, from a column with its xmin.
+    fn version(&self, column: usize) -> u32 {
+        self.datum(column).expect("xmin is never null").value() as u32
     }
 
     fn must<T: FromDatum>(&self, column: usize) -> T {

@@ -25,6 +25,9 @@ static MAX_MESSAGE_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 static SHUTDOWN_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(3_000);
 static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(8);
 
+/// Largest file of properties.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
 /// Prefix of all settings.
 const PREFIX: &CStr = c"outbox_relay";
 
@@ -130,9 +133,9 @@ pub fn define() {
     int(
         c"outbox_relay.max_message_bytes",
         c"Largest message that outbox.enqueue accepts.",
-        c"Counts key, value, headers and the record's overhead before compression. Should not be above the topics' max.message.bytes.",
+        c"Counts key, value, headers and the record's overhead before compression. Should not be above the topics' max.message.bytes; a broker's socket.request.max.bytes is 100 MB.",
         &MAX_MESSAGE_BYTES,
-        (1_000, 256 << 20),
+        (1_000, 100_000_000),
         GucFlags::UNIT_BYTE,
     );
     int(
@@ -221,17 +224,31 @@ pub fn kafka_properties() -> Result<Option<Properties>, String> {
     let path = text(&KAFKA_PROPERTIES_FILE);
     let file = if path.is_empty() { Properties::new() } else { read_file(&path)? };
     let all = properties::effective(&bootstrap_servers, &setting, &file);
-    kafka::check_properties(&all)?;
+    kafka::check_properties(&all).map_err(|(name, reason)| {
+        // The client's words hold the value.
+        if file.contains_key(&name) {
+            format!("The value of \"{name}\" in file \"{path}\" is not valid.")
+        } else {
+            reason
+        }
+    })?;
     Ok(Some(all))
 }
 
 /// Reads the file of secrets, which nobody but the server's user may be able to read or write.
 fn read_file(path: &str) -> Result<Properties, String> {
-    use std::os::unix::fs::MetadataExt;
+    use std::io::Read as _;
+    use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
     let failed = |error: std::io::Error| {
         format!("Could not read file \"{path}\" of outbox_relay.kafka_properties_file: {error}.")
     };
-    let metadata = std::fs::metadata(path).map_err(failed)?;
+    // Without waiting for a writer, should it be a pipe.
+    let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() || metadata.len() > FILE_BYTES_MAX {
+        return Err(format!("\"{path}\" must be a regular file of at most {FILE_BYTES_MAX} bytes."));
+    }
     // SAFETY: geteuid has no preconditions.
     let me = unsafe { libc::geteuid() };
     if metadata.uid() != me && metadata.uid() != 0 {
@@ -240,7 +257,8 @@ fn read_file(path: &str) -> Result<Properties, String> {
     if metadata.mode() & 0o037 != 0 || (metadata.uid() == me && metadata.mode() & 0o077 != 0) {
         return Err(format!("File \"{path}\" can be read or written by others; its mode should be 0600."));
     }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
     properties::parse_file(&text).map_err(|error: PropertiesError| format!("File \"{path}\": {error}"))
 }
 
@@ -275,6 +293,7 @@ unsafe extern "C-unwind" fn check_kafka_properties(
     let Some(text) = (unsafe { new_value(value) }) else { return true };
     let checked = properties::parse_setting(&text).map_err(|error| error.to_string()).and_then(|setting| {
         kafka::check_properties(&properties::effective("localhost:9092", &setting, &Properties::new()))
+            .map_err(|(_, reason)| reason)
     });
     match checked {
         Ok(()) => true,

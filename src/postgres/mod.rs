@@ -17,6 +17,7 @@ mod log;
 mod rest;
 mod session;
 mod shared;
+mod stamp;
 mod status;
 mod store;
 mod worker;

@@ -73,6 +73,12 @@ pub fn leave_transaction() {
     unsafe { pg_sys::QueryCancelPending = 0 };
 }
 
+/// Whether a reload was asked for.
+pub fn reload_requested() -> bool {
+    // SAFETY: reads a flag that the signal handler sets.
+    unsafe { pg_sys::ConfigReloadPending != 0 }
+}
+
 /// Reads the configuration if a reload asked for it, and says whether it did.
 pub fn reload() -> bool {
     // SAFETY: on the main thread, outside a transaction, as the server's own loops do.

@@ -31,6 +31,8 @@ pub struct Header {
     databases: usize,
     /// Drawn when the block is made: tells the boots of one server instance apart.
     boot: u64,
+    /// Relays of this boot so far.
+    relays: AtomicU64,
     launcher: AtomicPtr<pg_sys::Latch>,
     announced: [AtomicU32; ANNOUNCED_MAX],
     announced_overflow: AtomicBool,
@@ -182,6 +184,11 @@ impl Header {
     /// Tells the boots of one server instance apart.
     pub fn boot(&self) -> u64 {
         self.boot
+    }
+
+    /// A number that no other relay of this boot has.
+    pub fn next_relay(&self) -> u64 {
+        self.relays.fetch_add(1, Ordering::Relaxed)
     }
 
     /// All entries, free ones included.

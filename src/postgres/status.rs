@@ -7,7 +7,7 @@ use pgrx::{IntoDatum, pg_sys};
 use crate::relay::ports::Wait;
 
 use super::shared::{self, Database};
-use super::{bell, now};
+use super::{bell, now, stamp};
 
 /// What a relay does or waits for, as outbox.pg_stat_relay shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub enum State {
     WaitingForBroker,
     BackingOff,
     Stopping,
+    Paused,
+    Copy,
     Disabled,
     NotConfigured,
     Misconfigured,
@@ -27,7 +29,7 @@ pub enum State {
 }
 
 impl State {
-    const ALL: [(Self, &'static str); 11] = [
+    const ALL: [(Self, &'static str); 13] = [
         (Self::Starting, "starting"),
         (Self::Idle, "idle"),
         (Self::Standby, "standby"),
@@ -35,6 +37,8 @@ impl State {
         (Self::WaitingForBroker, "waiting for broker"),
         (Self::BackingOff, "backing off"),
         (Self::Stopping, "stopping"),
+        (Self::Paused, "paused"),
+        (Self::Copy, "paused as a copy"),
         (Self::Disabled, "disabled"),
         (Self::NotConfigured, "not configured"),
         (Self::Misconfigured, "misconfigured"),
@@ -147,9 +151,17 @@ super::sql_function! {
 }
 
 super::sql_function! {
+    /// outbox.own_stamp
+    fn outbox_own_stamp / pg_finfo_outbox_own_stamp(_function) {
+        stamp::own().into_datum().expect("a text is not null")
+    }
+}
+
+super::sql_function! {
     /// outbox.announce
     fn outbox_announce / pg_finfo_outbox_announce(function) {
         bell::announce_at_commit();
+        bell::touched_everything();
         function.return_void()
     }
 }

@@ -10,17 +10,19 @@ use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use tracing::warn;
 
 use crate::bucket::Bucket;
+use crate::clock::Time;
 use crate::lease::{self, Lease, LeaseRow, LeaseTimes};
 use crate::message::Batch;
 use crate::relay::ports::{Acknowledged, Acquired, Clock as _, Failure, Limits, Store, StoreError};
-use crate::repeats::Repeats;
+use crate::repeats::{self, Repeats};
 
 use super::clock::BootClock;
-use super::fetch;
+use super::fetch::{self, Fetched};
 use super::now;
 use super::rest;
 use super::session::{self, Session, SqlError, Statement, arg};
 use super::shared::{Database, Header, Slot};
+use super::stamp::{self, Permission};
 
 use pg_sys::{FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTARRAYOID, TEXTOID};
 
@@ -38,6 +40,8 @@ const PRUNE_EVERY: u32 = 10;
 enum Undo {
     Sql(SqlError),
     Refused,
+    /// The relay has to end, for this reason.
+    Leave(&'static str),
 }
 
 impl From<SqlError> for Undo {
@@ -56,6 +60,10 @@ pub struct PgStore {
     database: &'static Database,
     slot: &'static Slot,
     rounds: u32,
+    /// The database was seen to be stamped as this one.
+    stamped: bool,
+    /// Since when messages are waiting for a stamp.
+    without_stamp_since: Option<Time>,
     repeats: Repeats<&'static str>,
     clock: BootClock,
     statements: Statements,
@@ -87,6 +95,7 @@ struct Statements {
     release_leases: Statement,
     stranded_messages: Statement,
     bucket_count: Statement,
+    publishing: Statement,
 }
 
 impl PgStore {
@@ -115,7 +124,7 @@ impl PgStore {
             pending_buckets: statement!("pending_buckets", INT4ARRAYOID),
             fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID),
             acknowledge_range: statement!("acknowledge_range", INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
-            acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, TEXTOID, INT8OID),
+            acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
             holds_lease: statement!("holds_lease", INT4OID, TEXTOID, INT8OID),
             note_failure: statement!("note_failure", INT4OID, INT8OID, INT4OID, TEXTOID, FLOAT8OID),
             end_failures: statement!("end_failures", INT4OID, INT8OID),
@@ -125,6 +134,7 @@ impl PgStore {
             release_leases: statement!("release_leases", TEXTOID),
             stranded_messages: statement!("stranded_messages", INT4OID),
             bucket_count: statement!("bucket_count"),
+            publishing: stamp::statement(),
         };
         Self {
             relay_id,
@@ -134,6 +144,8 @@ impl PgStore {
             database,
             slot,
             rounds: 0,
+            stamped: false,
+            without_stamp_since: None,
             repeats: Repeats::default(),
             clock: BootClock,
             statements,
@@ -163,6 +175,7 @@ impl PgStore {
             Ok(Some(done)) => Ok(Some(done)),
             Ok(None) => Err(gone()),
             Err(Undo::Refused) => Ok(None),
+            Err(Undo::Leave(reason)) => Err(StoreError::Leave(reason.to_owned())),
             // Whatever the statement met: if the extension is gone, that is the reason.
             Err(Undo::Sql(error)) => {
                 let exists = session::run(activity, |session| Ok::<_, SqlError>(session.extension_exists()));
@@ -181,6 +194,19 @@ impl PgStore {
     /// As [`Self::transaction`], for work that refuses nothing.
     fn must<T>(&self, activity: &CStr, work: impl FnOnce(&Session) -> Result<T, Undo>) -> Result<T, StoreError> {
         self.transaction(activity, work).map(|done| done.expect("the work refuses nothing"))
+    }
+
+    /// For a while messages without a stamp are nothing unusual: a dump that is being restored brings the stamp later.
+    fn shout_no_stamp(&mut self) {
+        let now = self.clock.now();
+        let since = *self.without_stamp_since.get_or_insert(now);
+        if now.since(since) >= repeats::INTERVAL && self.repeats.note("no stamp", now).is_some() {
+            warn!(
+                detail = "Messages were found, but none was enqueued in this database: they came with a dump that is not complete yet, or were not written by outbox.enqueue.",
+                hint = "To publish them call outbox.resume().",
+                "messages in a database without a stamp are not published"
+            );
+        }
     }
 
     fn shout_stranded(&mut self, rows: i64, bucket_count: u32) {
@@ -219,7 +245,9 @@ impl Store for PgStore {
             // Only now: a relay shows its id before its first round, and no round is under way.
             let live: Vec<String> =
                 self.database.slots.iter().map(Slot::relay_id).filter(|relay_id| !relay_id.is_empty()).collect();
-            let alive = s.heartbeat.run(session, &[me, arg(std::process::id() as i32)]) > 0;
+            if s.heartbeat.run(session, &[me, arg(std::process::id() as i32)]) == 0 {
+                return Err(Undo::Leave("it was marked as stopped"));
+            }
             if prune {
                 s.prune_relays.run(session, &[me, arg(duration)]);
             }
@@ -261,8 +289,7 @@ impl Store for PgStore {
                 let (buckets, held) = split(&named(&hand_back));
                 s.hand_back_leases.run(session, &[me, arg(buckets), arg(held)]);
             }
-            // A relay that is marked as stopped keeps what it holds until it is released, but claims nothing.
-            if alive && !plan.claim.is_empty() {
+            if !plan.claim.is_empty() {
                 leases.extend(s.claim_leases.rows(session, &[me, arg(ints(&plan.claim)), arg(duration)], read));
             }
             let stranded = s.stranded_messages.rows(session, &[arg(bucket_count)], |row| row.must::<i64>(1))[0];
@@ -306,13 +333,33 @@ impl Store for PgStore {
     }
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
+        let mut stamped = self.stamped;
         let fetched = self.must(c"reading messages", |session| {
+            if !stamped {
+                match stamp::permission(session, &self.statements.publishing) {
+                    Permission::Granted => stamped = true,
+                    Permission::NoStamp => {
+                        let args = [arg(ints(&[bucket]))];
+                        return Ok(
+                            (self.statements.pending_buckets.run(session, &args) == 0).then_some(Fetched::NOTHING)
+                        );
+                    }
+                    Permission::Paused(_) | Permission::Copy(_) => {
+                        return Err(Undo::Leave("the database may not publish any more"));
+                    }
+                }
+            }
             // The transaction has its snapshot: whatever that may show of late commits is read in its place.
             let after = after.min(self.database.lowest_untold(self.header, bucket).saturating_sub(1));
-            Ok(fetch::batch(session, &self.statements.fetch_batch, bucket, after, limits, batch))
+            Ok(Some(fetch::batch(session, &self.statements.fetch_batch, bucket, after, limits, batch)))
         });
+        self.stamped = stamped;
         match fetched {
-            Ok(fetched) => {
+            Ok(None) => {
+                self.shout_no_stamp();
+                Ok(false)
+            }
+            Ok(Some(fetched)) => {
                 // Outside the transaction: what is read must be safe on disk, but no snapshot need wait for that.
                 fetch::flush_commits(fetched.commits);
                 Ok(fetched.more)
@@ -325,7 +372,7 @@ impl Store for PgStore {
     }
 
     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
-        // By range first; if any batch has changed meanwhile the whole transaction is done again by lists of ids.
+        // By range first; if any row of a batch has changed meanwhile the whole transaction is done again by lists of ids.
         let done = match self
             .transaction(c"removing acknowledged messages", |session| self.remove_ranges(session, acknowledged))?
         {
@@ -393,12 +440,12 @@ impl PgStore {
             let bucket = arg(one.lease.bucket as i32);
             let (first, last) = (one.batch.id(0), one.batch.id(one.len - 1));
             let args = [bucket, arg(first), arg(last), self.me(), arg(one.lease.token)];
-            let removed = fetch::ids(session, &s.acknowledge_range, &args);
+            let removed = fetch::rows(session, &s.acknowledge_range, &args);
             if removed.is_empty() && !self.holds(session, one.lease) {
                 done.push(false);
                 continue;
             }
-            if !fetch::same_ids(removed, one.batch.ids(one.len)) {
+            if !fetch::same_rows(removed, one.batch.rows(one.len)) {
                 return Err(Undo::Refused);
             }
             self.end_failures(session, one);
@@ -410,8 +457,9 @@ impl PgStore {
     fn remove_lists(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Vec<bool> {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
-            let ids: Vec<i64> = one.batch.ids(one.len).collect();
-            let args = [arg(one.lease.bucket as i32), arg(ids), self.me(), arg(one.lease.token)];
+            let (ids, versions): (Vec<i64>, Vec<i64>) =
+                one.batch.rows(one.len).map(|(id, version)| (id, i64::from(version))).unzip();
+            let args = [arg(one.lease.bucket as i32), arg(ids), arg(versions), self.me(), arg(one.lease.token)];
             let removed = self.statements.acknowledge_list.run(session, &args);
             let held = removed > 0 || self.holds(session, one.lease);
             if held {

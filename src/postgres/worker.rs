@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use super::clock::BootClock;
 use super::rest::{self, Rest};
 use super::session::{self, SqlError, Statement};
 use super::shared::{self, Database, Header, Outcome, Slot};
+use super::stamp::{self, Permission};
 use super::status::State;
 use super::store::PgStore;
 use super::{capital, gucs, log, now};
@@ -108,8 +110,8 @@ pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum
     }
     let ring = Ring::new().expect("the system has room for a descriptor");
     log::install(ring.clone());
-    let extension_version = Statement::new(include_str!("../../sql/statements/extension_version.sql"), &[]);
-    let outcome = Worker { header, database, slot, place, ring, runs: 0, told: None, extension_version }.live();
+    let catalogue = Rc::new(Catalogue::new());
+    let outcome = Worker { header, database, slot, place, ring, told: None, catalogue }.live();
     slot.set_outcome(outcome);
     // SAFETY: the regular way out; the launcher decides what comes next.
     unsafe { pg_sys::proc_exit(0) };
@@ -147,10 +149,54 @@ struct Worker {
     slot: &'static Slot,
     place: Place,
     ring: Ring,
-    runs: u32,
     /// Why it does not publish, as last logged.
     told: Option<(State, String)>,
+    catalogue: Rc<Catalogue>,
+}
+
+/// What the database says of the extension.
+struct Catalogue {
     extension_version: Statement,
+    publishing: Statement,
+}
+
+enum Sight {
+    NoExtension,
+    /// It must not publish, for this reason.
+    Refusal(State, String),
+    Permission,
+}
+
+impl Catalogue {
+    fn new() -> Self {
+        Self {
+            extension_version: Statement::new(include_str!("../../sql/statements/extension_version.sql"), &[]),
+            publishing: stamp::statement(),
+        }
+    }
+
+    fn look(&self) -> Result<Sight, SqlError> {
+        session::run(c"looking for the extension", |session| {
+            let library = env!("CARGO_PKG_VERSION");
+            let version = self.extension_version.rows(session, &[], |row| row.must::<String>(1)).pop();
+            let Some(version) = version else { return Ok(Sight::NoExtension) };
+            if version != library {
+                let detail = format!("The library has version {library}, the SQL objects {version}.");
+                return Ok(Sight::Refusal(State::VersionMismatch, detail));
+            }
+            Ok(match stamp::permission(session, &self.publishing) {
+                Permission::Granted | Permission::NoStamp => Sight::Permission,
+                Permission::Paused(reason) => {
+                    let reason = reason.map_or("No reason was given".to_owned(), |reason| format!("Reason: {reason}"));
+                    Sight::Refusal(State::Paused, format!("{reason}."))
+                }
+                Permission::Copy(stamp) => {
+                    let detail = format!("Its stamp is {stamp}, but this is {}.", stamp::own());
+                    Sight::Refusal(State::Copy, detail)
+                }
+            })
+        })
+    }
 }
 
 /// What the settings say now.
@@ -169,39 +215,34 @@ impl Worker {
             if rest::stop_requested() || self.database.must_leave(self.place.slot) {
                 return Outcome::Stopped;
             }
-            match self.installed_version() {
-                Ok(None) => return Outcome::NoExtension,
-                Ok(Some(version)) if version != env!("CARGO_PKG_VERSION") => {
-                    let detail =
-                        format!("The library has version {}, the SQL objects {version}.", env!("CARGO_PKG_VERSION"));
-                    self.hold(&mut rest, State::VersionMismatch, &detail);
-                    continue;
+            match self.catalogue.look() {
+                Ok(Sight::NoExtension) => return Outcome::NoExtension,
+                Ok(Sight::Refusal(state, detail)) => {
+                    if state != State::VersionMismatch {
+                        self.serve();
+                    }
+                    self.hold(&mut rest, state, &detail);
                 }
-                Ok(Some(_)) => {}
+                Ok(Sight::Permission) => {
+                    self.serve();
+                    match wish() {
+                        Wish::Rest(state, detail) => self.hold(&mut rest, state, &detail),
+                        Wish::Publish(settings, properties) => rest = self.publish(rest, settings, properties),
+                    }
+                }
                 Err(error) => {
-                    warn!(detail = format!("{}.", error.message), "could not look for the extension");
+                    warn!(detail = format!("{}.", capital(&error.message)), "could not look for the extension");
                     rest.until(BootClock.now() + gucs::settings().error_backoff);
-                    continue;
-                }
-            }
-            if !self.database.served.swap(true, Ordering::AcqRel) {
-                // Now the launcher may start the others.
-                self.header.announce(0);
-            }
-            match wish() {
-                Wish::Rest(state, detail) => self.hold(&mut rest, state, &detail),
-                Wish::Publish(settings, properties) => {
-                    self.told = None;
-                    rest = self.publish(rest, settings, properties);
                 }
             }
         }
     }
 
-    fn installed_version(&self) -> Result<Option<String>, SqlError> {
-        session::run(c"looking for the extension", |session| {
-            Ok(self.extension_version.rows(session, &[], |row| row.must::<String>(1)).pop())
-        })
+    /// The extension is here: now the launcher may start the other relays.
+    fn serve(&self) {
+        if !self.database.served.swap(true, Ordering::AcqRel) {
+            self.header.announce(0);
+        }
     }
 
     /// Does nothing, visibly, until something changes.
@@ -209,11 +250,17 @@ impl Worker {
         let now_told = (state, detail.to_owned());
         if self.told.as_ref() != Some(&now_told) {
             self.told = Some(now_told);
-            if !matches!(state, State::Disabled | State::NotConfigured) {
+            if !matches!(state, State::Disabled | State::NotConfigured | State::Paused) {
                 self.slot.note_error(detail, now());
             }
             match state {
                 State::Disabled => info!(detail, "outbox_relay is disabled"),
+                State::Paused => info!(detail, hint = "To go on call outbox.resume().", "publishing is paused"),
+                State::Copy => warn!(
+                    detail,
+                    hint = "If this database is to publish its messages call outbox.resume().",
+                    "this database is a copy and does not publish"
+                ),
                 State::NotConfigured => info!(
                     detail,
                     hint = "Set outbox_relay.bootstrap_servers and reload the configuration.",
@@ -232,33 +279,31 @@ impl Worker {
             }
         }
         set_state(self.slot, state);
-        rest.until(BootClock.now() + LOOK_INTERVAL);
-        log::write_waiting(|_| {});
+        let look_again = BootClock.now() + LOOK_INTERVAL;
+        // A line that is left by another thread wakes it too, and is no reason to look.
+        while BootClock.now() < look_again
+            && !(rest::stop_requested() || rest::reload_requested() || self.database.must_leave(self.place.slot))
+            && !self.slot.take_unknown()
+        {
+            rest.until(look_again);
+            log::write_waiting(|_| {});
+        }
     }
 
     /// Runs one relay until it ends, and closes its Kafka client.
     fn publish(&mut self, rest: Rest, settings: Settings, properties: Properties) -> Rest {
-        self.runs += 1;
         let instance = instance();
-        let relay_id = format!(
-            "{instance}{:016x}.{}.{}.{}.{}",
-            self.header.boot(),
-            self.database.oid.load(Ordering::Acquire),
-            self.place.slot,
-            self.place.generation,
-            self.runs
-        );
+        let database = self.database.oid.load(Ordering::Acquire);
+        let relay_id = format!("{instance}{:016x}.{database}.{}", self.header.boot(), self.header.next_relay());
         let mut rest = rest;
-        let made = Caretaker::start(self.ring.clone())
-            .map_err(|error| error.to_string())
-            .and_then(|caretaker| KafkaPublisher::new(properties.clone(), self.ring.clone(), caretaker));
-        let publisher = match made {
+        let publisher = match make_publisher(&properties, &self.ring) {
             Ok(publisher) => publisher,
             Err(error) => {
-                self.hold(&mut rest, State::Misconfigured, &format!("{}.", capital(&error)));
+                self.hold(&mut rest, State::Misconfigured, &error);
                 return rest;
             }
         };
+        self.told = None;
         self.slot.set_relay_id(&relay_id);
         info!(relay_id = relay_id.as_str(), "relay started");
         let store = PgStore::new(relay_id.clone(), instance, settings.lease, self.header, self.database, self.slot);
@@ -269,6 +314,9 @@ impl Worker {
             index: self.place.slot,
             settings: settings.clone(),
             properties,
+            catalogue: self.catalogue.clone(),
+            ring: self.ring.clone(),
+            look_again: false,
         };
         let mut relay = Relay::new(store, publisher, BootClock, bell, settings, &relay_id);
         let ended = relay.run();
@@ -297,13 +345,21 @@ fn instance() -> String {
     unsafe { format!("{}.{}.", pg_sys::GetSystemIdentifier(), pg_sys::GetWALInsertionTimeLine()) }
 }
 
+/// A publisher with a client that could be made, or a sentence on why not.
+fn make_publisher(properties: &Properties, ring: &Ring) -> Result<KafkaPublisher, String> {
+    Caretaker::start(ring.clone())
+        .map_err(|error| error.to_string())
+        .and_then(|caretaker| KafkaPublisher::new(properties.clone(), ring.clone(), caretaker))
+        .map_err(|error| format!("{}.", capital(error.trim_end().trim_end_matches('.'))))
+}
+
 fn wish() -> Wish {
     let settings = gucs::settings();
     if !settings.enabled {
         return Wish::Rest(State::Disabled, "Messages are accepted and kept; outbox_relay.enabled is off.".to_owned());
     }
     if let Err(error) = settings.check() {
-        return Wish::Rest(State::Misconfigured, format!("{}.", capital(&error.to_string())));
+        return Wish::Rest(State::Misconfigured, format!("Setting {error}."));
     }
     match gucs::kafka_properties() {
         Ok(Some(properties)) => Wish::Publish(settings, properties),
@@ -326,20 +382,44 @@ struct SharedBell {
     index: usize,
     settings: Settings,
     properties: Properties,
+    catalogue: Rc<Catalogue>,
+    ring: Ring,
+    /// Something has changed of which it is not known what: perhaps the permission to publish.
+    look_again: bool,
 }
 
 impl SharedBell {
+    /// Whether the relay has to stop because its database may not publish any more, or has no extension.
+    fn lost_permission(&mut self) -> bool {
+        if !self.look_again {
+            return false;
+        }
+        match self.catalogue.look() {
+            Ok(sight) => {
+                self.look_again = false;
+                !matches!(sight, Sight::Permission)
+            }
+            // What the relay does next will meet the same error, and say it.
+            Err(_) => false,
+        }
+    }
+
     /// What a reload means to a running relay.
     fn reloaded(&mut self) -> Option<Order> {
         log::adopt_level();
         match wish() {
             Wish::Rest(State::Disabled | State::NotConfigured, _) => Some(Order::Stop),
-            Wish::Rest(_, detail) => {
-                warn!(detail, hint = "The relay goes on with what it had.", "new settings are not used");
-                None
+            Wish::Rest(_, detail) => self.keep_old(&detail),
+            // Another client is needed: if it can be made, the relay is stopped in its order and a new one started.
+            Wish::Publish(_, properties) if properties != self.properties => {
+                match make_publisher(&properties, &self.ring) {
+                    Ok(publisher) => {
+                        let _ = publisher.close();
+                        Some(Order::Stop)
+                    }
+                    Err(detail) => self.keep_old(&detail),
+                }
             }
-            // Another client is needed: the relay is stopped in its order and a new one started.
-            Wish::Publish(_, properties) if properties != self.properties => Some(Order::Stop),
             Wish::Publish(settings, _) if settings.lease != self.settings.lease => Some(Order::Stop),
             Wish::Publish(settings, _) if settings != self.settings => {
                 self.settings = settings.clone();
@@ -350,13 +430,23 @@ impl SharedBell {
     }
 }
 
+impl SharedBell {
+    fn keep_old(&self, detail: &str) -> Option<Order> {
+        self.slot.note_error(detail, now());
+        warn!(detail, hint = "The relay goes on with what it had.", "new settings are not used");
+        None
+    }
+}
+
 impl Bell for SharedBell {
     fn take(&mut self, bucket: Bucket) -> Option<i64> {
         self.database.take_bell(bucket)
     }
 
     fn take_unknown(&mut self) -> bool {
-        self.slot.take_unknown()
+        let rung = self.slot.take_unknown();
+        self.look_again |= rung;
+        rung
     }
 
     fn listen_for(&mut self, buckets: &BTreeSet<Bucket>) {
@@ -370,6 +460,9 @@ impl Bell for SharedBell {
     fn order(&mut self) -> Option<Order> {
         rest::serve_interrupts();
         if rest::stop_requested() || self.database.must_leave(self.index) {
+            return Some(Order::Stop);
+        }
+        if self.lost_permission() {
             return Some(Order::Stop);
         }
         if rest::reload()

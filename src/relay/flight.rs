@@ -105,6 +105,7 @@ mod tests {
                 value: None,
                 headers: None,
                 message_id: [0; 16],
+                version: 0,
             });
         }
         Flight::new(Lease { bucket: 0, token: 1 }, batch, false)

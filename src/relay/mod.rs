@@ -80,7 +80,7 @@ pub struct Relay<S, P, C, B> {
     wait_until: Option<Time>,
     silence: Silence,
     /// What was said already: refused messages and failed reads by bucket, failed turns by their error.
-    refusals: Repeats<Bucket>,
+    refusals: Repeats<(Bucket, i64)>,
     unreadable: Repeats<Bucket>,
     failed_turns: Repeats<String>,
     spare: Vec<Batch>,

@@ -88,7 +88,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 let last = done.checked_sub(1).map(|last| flight.batch.id(last));
                 if let Some(failing) = lane.failing.take_if(|failing| last.is_some_and(|last| failing.id <= last)) {
                     info!(bucket, id = failing.id, attempts = failing.attempts, "published a message that had failed");
-                    self.refusals.forget(&bucket);
+                    self.refusals.forget(&(bucket, failing.id));
                 }
                 flight.refusal().map(|(id, reason)| self.refused(bucket, id, reason.to_owned()))
             }
@@ -108,9 +108,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         };
         let wait = self.backoff.after(attempts);
         lane.failing = Some(Failing { id, attempts, retry_at: now + wait });
-        if self.refusals.note(bucket, now).is_some() {
+        if self.refusals.note((bucket, id), now).is_some() {
             warn!(
-                detail = format!("Bucket {bucket}, id {id}, {attempts} attempts: {error}."),
+                detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}."),
                 hint = "The bucket waits for this message; see outbox.pg_stat_bucket.",
                 "could not publish a message"
             );

@@ -364,6 +364,7 @@ impl Store for Seat {
                     value: Some(&value),
                     headers: None,
                     message_id: [0; 16],
+                    version: 0,
                 });
             }
             (Ok(more), batch.ids(batch.len()).map(|id| (bucket, id)).collect())

@@ -140,4 +140,25 @@ $$;
 select convert_from(value, 'UTF8') as value from outbox.message;
 
 truncate outbox.message;
+
+-- JSON null is no set of headers; SQL null is none.
+select outbox.enqueue('orders', 'k', 'v', 'null');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+-- A row that somebody else's trigger swallows is an error, not a message.
+create function swallow() returns trigger language plpgsql as $$ begin return null; end $$;
+create trigger swallow before insert on outbox.message for each row execute function swallow();
+select outbox.enqueue('orders', 'k', 'v');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+drop trigger swallow on outbox.message;
+drop function swallow();
+
+-- What the owner writes by hand must be something that a relay can publish.
+\set VERBOSITY terse
+insert into outbox.message (id, bucket, topic, message_id) values (0, 1, 'orders', gen_random_uuid());
+insert into outbox.message (bucket, topic, message_id) values (-1, 'orders', gen_random_uuid());
+insert into outbox.message (bucket, topic, message_id) values (1024, 'orders', gen_random_uuid());
+insert into outbox.message (bucket, topic, partition, message_id) values (1, 'orders', -1, gen_random_uuid());
+
+truncate outbox.message;
 drop schema outbox cascade;

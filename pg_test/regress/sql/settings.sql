@@ -92,7 +92,7 @@ alter system set outbox_relay.kafka_properties = 'max.in.flight=1';
 -- Properties: nothing that loads code into the server, runs commands or takes its signals and log.
 select format('alter system set outbox_relay.kafka_properties = %L', property)
 from unnest(array[
-    'plugin.library.paths=x', 'ssl.engine.location=x', 'ssl.providers=x', 'sasl.kerberos.kinit.cmd=x',
+    'plugin.library.paths=x', 'ssl.engine.location=x', 'ssl.providers=x', 'sasl.kerberos.kinit.cmd=x', 'sasl.kerberos.min.time.before.relogin=1',
     'internal.termination.signal=29', 'log_level=7', 'log.queue=false'
 ]) property \gexec
 

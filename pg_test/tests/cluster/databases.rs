@@ -18,7 +18,6 @@ pub fn trials() -> Vec<Trial> {
         (Shared, Any):
             create_extension_starts_relays_within_a_second,
             two_databases_publish_at_the_same_time,
-            database_made_from_a_template_with_the_extension_publishes,
             drop_database_under_load_is_neither_blocked_nor_noisy,
             drop_database_with_force_under_load_is_neither_blocked_nor_noisy,
             rename_and_copy_of_a_database_with_relays_are_not_blocked,
@@ -93,17 +92,6 @@ fn two_databases_publish_at_the_same_time(scene: &mut Scene) -> Result<()> {
         scene.compare(client, topic)?.require_exactly_once()?;
     }
     Ok(())
-}
-
-fn database_made_from_a_template_with_the_extension_publishes(scene: &mut Scene) -> Result<()> {
-    scene.start(&[])?;
-    let mut postgres = scene.cluster.connect("postgres")?;
-    postgres.batch_execute("create database pattern")?;
-    scene.cluster.connect("pattern")?.batch_execute("create extension outbox_relay")?;
-    unblocked(&mut postgres, "alter database pattern is_template true")?;
-    unblocked(&mut postgres, "create database made template pattern")?;
-    let mut made = scene.cluster.connect("made")?;
-    require_publishing(scene, &mut made)
 }
 
 fn drop_database_under_load_is_neither_blocked_nor_noisy(scene: &mut Scene) -> Result<()> {

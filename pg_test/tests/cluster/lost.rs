@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::consumer::Consumer;
 use outbox_relay_pg_test::process::anonymous_memory;
-use outbox_relay_pg_test::wait;
+use outbox_relay_pg_test::wait::{self, Seen};
+use postgres::Client;
 use uuid::Uuid;
 
 use crate::scene::{PATIENCE, Scene, enqueue, wait_until_published, wait_until_shared};
@@ -18,7 +19,10 @@ pub fn trials() -> Vec<Trial> {
             prepared_transaction_is_published_when_it_is_committed,
             prepared_transaction_that_outlived_a_crash_is_published,
             row_that_rang_no_bell_is_published,
-            one_transaction_of_many_messages_is_published_in_bounded_memory,
+            one_transaction_of_many_messages_is_published_in_bounded_memory;
+        (Own, Any):
+            row_that_was_given_the_id_of_one_in_flight_is_published,
+            row_that_was_changed_in_flight_is_published_again,
     ]
 }
 
@@ -50,6 +54,64 @@ fn late_commit_with_a_lower_id_is_published(scene: &mut Scene) -> Result<()> {
     transaction.commit()?;
     arrives(&mut consumer, lower, BY_THE_BELL)?;
     wait_until_published(&mut early, PATIENCE)
+}
+
+/// Five messages are with the client, which waits for a broker that does not answer.
+fn five_in_flight(scene: &mut Scene, topic: &str) -> Result<(Client, Vec<Uuid>)> {
+    scene.expect_lost_broker();
+    let mut client = scene.start(&[])?;
+    enqueue(&mut client, topic, "one key", "to open the way")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.broker.freeze()?;
+    // Of one transaction, so that they are of one batch.
+    let mut transaction = client.transaction()?;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(enqueue(&mut transaction, topic, "one key", "in flight")?);
+    }
+    transaction.commit()?;
+    wait::until("the relay waits for the broker", PATIENCE, || {
+        let row = client.query_one("select string_agg(state, ',') from outbox.pg_stat_relay", &[])?;
+        let state: Option<String> = row.get(0);
+        let waits = matches!(state.as_deref(), Some("publishing" | "waiting for broker"));
+        Ok(if waits { Seen::Reached(()) } else { Seen::NotYet(format!("{state:?}")) })
+    })?;
+    Ok((client, ids))
+}
+
+fn row_that_was_given_the_id_of_one_in_flight_is_published(scene: &mut Scene) -> Result<()> {
+    let topic = scene.topic(1)?;
+    let (mut client, first) = five_in_flight(scene, &topic)?;
+    client.batch_execute("truncate outbox.message; select setval('outbox.message_id_seq', 1)")?;
+    let mut second = Vec::new();
+    for _ in 0..5 {
+        second.push(enqueue(&mut client, &topic, "one key", "with a used id")?);
+    }
+    scene.broker.thaw()?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = ids_of(scene, &topic)?;
+    ensure!(
+        first.iter().chain(&second).all(|id| arrived.contains(id)),
+        "{arrived:?} arrived of {first:?} and {second:?}"
+    );
+    Ok(())
+}
+
+fn row_that_was_changed_in_flight_is_published_again(scene: &mut Scene) -> Result<()> {
+    let topic = scene.topic(1)?;
+    let (mut client, _) = five_in_flight(scene, &topic)?;
+    client
+        .execute("update outbox.message set value = 'changed' where id = (select max(id) from outbox.message)", &[])?;
+    scene.broker.thaw()?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let records = scene.follow(&topic)?.rest(PATIENCE)?;
+    let last = records.last().context("nothing arrived")?;
+    ensure!(last.value.as_deref() == Some(b"changed"), "the change did not arrive");
+    Ok(())
+}
+
+fn ids_of(scene: &Scene, topic: &str) -> Result<Vec<Uuid>> {
+    scene.follow(topic)?.rest(PATIENCE)?.iter().map(|record| record.message_id()).collect()
 }
 
 fn prepared_transaction_is_published_when_it_is_committed(scene: &mut Scene) -> Result<()> {

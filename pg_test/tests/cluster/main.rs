@@ -5,6 +5,7 @@
 
 mod scene;
 
+mod copies;
 mod crash;
 mod databases;
 mod harness;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         latency::trials(),
         host::trials(),
         databases::trials(),
+        copies::trials(),
         settings::trials(),
         refusal::trials(),
         crash::trials(),

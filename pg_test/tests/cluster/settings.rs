@@ -12,6 +12,9 @@ pub fn trials() -> Vec<Trial> {
         (Shared, Any):
             relays_idle_without_bootstrap_servers_until_a_reload_sets_them,
             wrong_bootstrap_servers_are_corrected_by_a_reload,
+            client_that_cannot_be_made_is_reported_once,
+            reload_with_a_client_that_cannot_be_made_keeps_the_old_one,
+            pipe_in_place_of_the_properties_file_does_not_hold_up_a_relay,
             number_of_workers_follows_the_setting,
             nothing_is_published_while_disabled,
             batch_size_takes_effect_by_a_reload,
@@ -63,6 +66,62 @@ fn wrong_bootstrap_servers_are_corrected_by_a_reload(scene: &mut Scene) -> Resul
     let records = scene.follow(&topic)?.rest(PATIENCE)?;
     ensure!(records.len() == 1, "{} records", records.len());
     Ok(())
+}
+
+/// Such a client is refused only when it is made, not when the setting is checked.
+const IMPOSSIBLE: &str = "security.protocol=ssl ssl.ca.location=/nonexistent";
+
+fn client_that_cannot_be_made_is_reported_once(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("outbox_relay does not publish");
+    let mut client = scene.start(&[("outbox_relay.kafka_properties", IMPOSSIBLE)])?;
+    let topic = scene.topic(1)?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait::until("the view says that the client cannot be made", PATIENCE, || {
+        let row = client.query_opt("select last_error from outbox.pg_stat_relay where state = 'misconfigured'", &[])?;
+        Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no".into()) })
+    })?;
+    // Whatever wakes the relay, it has said it.
+    for _ in 0..20 {
+        client.query_one("select outbox.announce()", &[])?;
+    }
+    scene.cluster.set("outbox_relay.kafka_properties", "")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let said = scene.cluster.log()?.lines_with("outbox_relay does not publish").count();
+    ensure!(said == 1, "said {said} times");
+    Ok(())
+}
+
+fn reload_with_a_client_that_cannot_be_made_keeps_the_old_one(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("new settings are not used");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.cluster.set("outbox_relay.kafka_properties", IMPOSSIBLE)?;
+    wait::until("the view says that the new client cannot be made", PATIENCE, || {
+        let row = client.query_opt("select last_error from outbox.pg_stat_relay where last_error is not null", &[])?;
+        Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no error".into()) })
+    })?;
+    enqueue(&mut client, &topic, "k", "w")?;
+    wait_until_published(&mut client, PATIENCE)
+}
+
+fn pipe_in_place_of_the_properties_file_does_not_hold_up_a_relay(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("new settings are not used");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let pipe = scene.cluster.log_path().with_extension("pipe");
+    // Made by the server's user, as the relay requires.
+    client.batch_execute(&format!("copy (select 1) to program 'mkfifo -m 600 {}'", pipe.display()))?;
+    scene.cluster.set("outbox_relay.kafka_properties_file", &pipe.display().to_string())?;
+    wait::until("the view says that it is no file", PATIENCE, || {
+        let row =
+            client.query_opt("select last_error from outbox.pg_stat_relay where last_error ~ 'regular file'", &[])?;
+        Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no".into()) })
+    })?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait_until_published(&mut client, PATIENCE)
 }
 
 fn number_of_workers_follows_the_setting(scene: &mut Scene) -> Result<()> {

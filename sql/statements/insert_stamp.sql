@@ -1,0 +1,1 @@
+insert into outbox.publishing (stamp) values ($1)
