@@ -3,7 +3,7 @@
 //! - DROP DATABASE, ALTER DATABASE ... RENAME or SET TABLESPACE, and CREATE DATABASE ... TEMPLATE need a database that
 //!   nobody is connected to. Relays leave it first and stay away until the command's transaction ends.
 //! - COMMIT PREPARED makes rows visible of which this session knows nothing.
-//! - DROP EXTENSION with unsent messages says how many.
+//! - DROP EXTENSION with unsent messages says how many; relays learn of it, and of ALTER EXTENSION, at once.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -123,6 +123,8 @@ unsafe extern "C-unwind" fn before(node: *mut pg_sys::Node) -> After {
             }
             After::Announce
         }
+        Concern::Databases => After::Announce,
+        Concern::AlterExtension => After::TouchEverything,
         Concern::DropExtension => {
             warn_of_unsent_messages();
             After::TouchEverything
@@ -147,7 +149,10 @@ enum Concern {
     Database(String),
     /// A database is made, from this template.
     NewDatabase(Option<String>),
+    /// The list of databases changes.
+    Databases,
     CommitPrepared,
+    AlterExtension,
     DropExtension,
 }
 
@@ -178,8 +183,16 @@ impl Concern {
             }
             if is_a(node, pg_sys::NodeTag::T_AlterDatabaseStmt) {
                 let alter = &*node.cast::<pg_sys::AlterDatabaseStmt>();
-                let moves = option(alter.options, c"tablespace").is_some();
-                return text(alter.dbname).filter(|_| moves).map_or(Self::None, Self::Database);
+                return match text(alter.dbname) {
+                    Some(name) if option(alter.options, c"tablespace").is_some() => Self::Database(name),
+                    // It may take connections from now on, or be a template no more.
+                    _ => Self::Databases,
+                };
+            }
+            if is_a(node, pg_sys::NodeTag::T_AlterExtensionStmt) {
+                let ours = text((*node.cast::<pg_sys::AlterExtensionStmt>()).extname).as_deref()
+                    == super::EXTENSION.to_str().ok();
+                return if ours { Self::AlterExtension } else { Self::None };
             }
             if is_a(node, pg_sys::NodeTag::T_CreatedbStmt) {
                 return Self::NewDatabase(option((*node.cast::<pg_sys::CreatedbStmt>()).options, c"template"));

@@ -230,6 +230,8 @@ impl Worker {
                         Wish::Publish(settings, properties) => rest = self.publish(rest, settings, properties),
                     }
                 }
+                // What a stop has cancelled is no failure.
+                Err(_) if rest::stop_requested() => {}
                 Err(error) => {
                     warn!(detail = format!("{}.", capital(&error.message)), "could not look for the extension");
                     rest.until(BootClock.now() + gucs::settings().error_backoff);

@@ -25,7 +25,7 @@ const UNNOTICED: Duration = Duration::from_secs(2);
 
 /// The length of an outage is the one length of time here that is meant, not waited for.
 fn outage() -> Duration {
-    Duration::from_secs(if soak() { 30 } else { 10 })
+    Duration::from_secs(if soak() { 120 } else { 30 })
 }
 
 fn broker_that_is_stopped_for_a_while_is_only_a_delay(scene: &mut Scene) -> Result<()> {

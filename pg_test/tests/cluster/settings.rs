@@ -197,10 +197,14 @@ fn kafka_properties_take_effect_by_a_reload(scene: &mut Scene) -> Result<()> {
     let relay = relay_processes(&mut client)?;
     // The broker speaks no TLS: if the property is applied, nothing gets through.
     scene.cluster.set("outbox_relay.kafka_properties", "security.protocol=ssl")?;
-    enqueue(&mut client, &topic, "k", "v")?;
-    wait::until("the view shows an error of the Kafka client", PATIENCE, || {
+    wait::until("the view shows an error of the new Kafka client", PATIENCE, || {
         let row = client.query_opt("select last_error from outbox.pg_stat_relay where last_error is not null", &[])?;
         Ok(if row.is_some() { Seen::Reached(()) } else { Seen::NotYet("no error".into()) })
+    })?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait::until("a relay has taken the message in hand", PATIENCE, || {
+        let state: String = client.query_one("select state from outbox.pg_stat_relay", &[])?.get(0);
+        Ok(if state == "waiting for broker" { Seen::Reached(()) } else { Seen::NotYet(state) })
     })?;
     let left: i64 = client.query_one("select count(*) from outbox.message", &[])?.get(0);
     ensure!(left == 1, "the message got through without TLS");
