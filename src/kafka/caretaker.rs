@@ -41,8 +41,6 @@ pub struct Caretaker {
     tasks: mpsc::Sender<Task>,
     /// Lines that found no room.
     overflow: Arc<AtomicUsize>,
-    /// Clients handed over and not yet closed.
-    closing: Arc<AtomicUsize>,
     /// Set when the thread has ended.
     ended: Arc<AtomicBool>,
 }
@@ -54,16 +52,15 @@ impl Caretaker {
     /// When the thread or its runtime cannot be started.
     pub fn start(ring: Ring) -> std::io::Result<Self> {
         let (tasks, inbox) = mpsc::channel(LINES_MAX);
-        let caretaker = Self { tasks, overflow: Arc::default(), closing: Arc::default(), ended: Arc::default() };
+        let caretaker = Self { tasks, overflow: Arc::default(), ended: Arc::default() };
         let overflow = caretaker.overflow.clone();
-        let closing = caretaker.closing.clone();
         let ended = caretaker.ended.clone();
         // The runtime's clock needs only the timer: Kafka's sockets are the client library's.
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(THREADS_MAX).build()?;
         with_signals_blocked(|| {
             thread::Builder::new().name("outbox_relay caretaker".to_owned()).spawn(move || {
-                runtime.block_on(work(inbox, overflow, closing));
+                runtime.block_on(work(inbox, overflow));
                 // Waits for the clients that are being closed.
                 drop(runtime);
                 ended.store(true, Ordering::Release);
@@ -80,7 +77,6 @@ impl Caretaker {
 
     /// Closes a client by dropping it, on a thread of its own.
     pub(super) fn close(&self, client: Box<dyn Send>) {
-        self.closing.fetch_add(1, Ordering::AcqRel);
         let mut task = Task::Close(client);
         loop {
             match self.tasks.try_send(task) {
@@ -127,7 +123,7 @@ impl Lines {
     }
 }
 
-async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>, closing: Arc<AtomicUsize>) {
+async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>) {
     let started = Instant::now();
     let mut repeats = Repeats::default();
     let mut tick = tokio::time::interval(repeats::INTERVAL);
@@ -141,11 +137,7 @@ async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>, closi
                     }
                 }
                 Some(Task::Close(client)) => {
-                    let closing = closing.clone();
-                    tokio::task::spawn_blocking(move || {
-                        drop(client);
-                        closing.fetch_sub(1, Ordering::AcqRel);
-                    });
+                    tokio::task::spawn_blocking(move || drop(client));
                 }
                 Some(Task::Ask(question)) => {
                     tokio::task::spawn_blocking(question);

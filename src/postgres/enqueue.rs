@@ -107,8 +107,9 @@ fn enqueue(function: &Function, key_kind: Kind, value_kind: Kind) -> pg_sys::Dat
         );
     }
 
-    let bucket_count = bucket_count();
-    let bucket = bucket_of(partition, key.as_deref(), &id_bytes, bucket_count);
+    let schema = lock_schema();
+    stamp::ensure(schema);
+    let bucket = bucket_of(partition, key.as_deref(), &id_bytes, bucket_count(schema));
     let id = insert(bucket, topic, partition, key.as_deref(), value.as_deref(), blob.as_deref(), message_id);
     bell::wrote(bucket, id);
     message_id
@@ -188,39 +189,37 @@ fn varlena_bytes(datum: pg_sys::Datum) -> &'static [u8] {
     }
 }
 
-/// The bucket count as of now, even in a transaction whose snapshot is older: writers must agree with relays. The lock on
-/// outbox.message comes first, so that a change of the count waits for this transaction or is seen by it.
-fn bucket_count() -> u32 {
-    // SAFETY: plain catalogue look-ups and a scan of a table of a few rows, inside the caller's transaction.
+/// The schema of our tables, with outbox.message locked against a change of the bucket count: such a change waits for this
+/// transaction, or is seen by it. So this comes before the count is read.
+fn lock_schema() -> pg_sys::Oid {
+    // SAFETY: look-ups in the catalogue and a lock, inside the caller's transaction.
     unsafe {
         let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
         let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
         pg_sys::LockRelationOid(message, pg_sys::RowExclusiveLock as i32);
-        stamp::ensure(schema);
-        let setting = pg_sys::get_relname_relid(c"setting".as_ptr(), schema);
-        let relation = pg_sys::table_open(setting, pg_sys::AccessShareLock as i32);
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let scan = pg_sys::table_beginscan(relation, snapshot, 0, std::ptr::null_mut());
-        let mut count = None;
-        loop {
-            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
-            if tuple.is_null() {
-                break;
-            }
-            let column = |number| {
-                let mut null = false;
-                let datum = pg_sys::heap_getattr(tuple, number, (*relation).rd_att, &mut null);
-                String::from_datum(datum, null)
-            };
-            if column(1).as_deref() == Some("bucket_count") {
-                count = column(2).and_then(|value| value.parse().ok());
-            }
-        }
-        pg_sys::table_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
-        count.unwrap_or(BUCKET_COUNT_DEFAULT).clamp(BUCKET_COUNT_MIN, BUCKET_COUNT_MAX)
+        schema
     }
+}
+
+/// The bucket count as of now, even in a transaction whose snapshot is older: writers must agree with relays.
+fn bucket_count(schema: pg_sys::Oid) -> u32 {
+    // SAFETY: a look-up in the catalogue, inside the caller's transaction.
+    let setting = unsafe { pg_sys::get_relname_relid(c"setting".as_ptr(), schema) };
+    let mut count = None;
+    session::each_row_now(setting, |tuple, columns| {
+        let column = |number| {
+            let mut null = false;
+            // SAFETY: a row of the table, whose columns are texts.
+            unsafe {
+                let datum = pg_sys::heap_getattr(tuple, number, columns, &mut null);
+                String::from_datum(datum, null)
+            }
+        };
+        if column(1).as_deref() == Some("bucket_count") {
+            count = column(2).and_then(|value| value.parse().ok());
+        }
+    });
+    count.unwrap_or(BUCKET_COUNT_DEFAULT).clamp(BUCKET_COUNT_MIN, BUCKET_COUNT_MAX)
 }
 
 thread_local! {

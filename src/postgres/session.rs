@@ -237,6 +237,26 @@ pub(super) fn execute(plan: pg_sys::SPIPlanPtr, args: &[Option<pg_sys::Datum>], 
     assert!(status > 0, "SPI refused a statement of the extension: {status}");
 }
 
+/// Gives each row of a small table as of now, whatever the snapshot of the transaction, and the table's columns.
+pub(super) fn each_row_now(table: pg_sys::Oid, mut take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc)) {
+    // SAFETY: inside a transaction; each row is used before the next is fetched. An ERROR releases all of it.
+    unsafe {
+        let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let scan = pg_sys::table_beginscan(relation, snapshot, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            take(tuple, (*relation).rd_att);
+        }
+        pg_sys::table_endscan(scan);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+    }
+}
+
 /// Values and the null flags that SPI wants beside them.
 pub(super) fn arguments(args: &[Option<pg_sys::Datum>]) -> (Vec<pg_sys::Datum>, Vec<u8>) {
     args.iter().map(|arg| (arg.unwrap_or(pg_sys::Datum::from(0)), if arg.is_some() { b' ' } else { b'n' })).unzip()

@@ -61,37 +61,29 @@ thread_local! {
 
 /// Stamps the database in the transaction of its first message; costs a look-up of the table when that was done before.
 pub fn ensure(schema: pg_sys::Oid) {
-    // SAFETY: inside the caller's transaction: look-ups in the catalogue, and a scan of a table of one row.
-    unsafe {
-        let table = pg_sys::get_relname_relid(c"publishing".as_ptr(), schema);
-        if SEEN_IN.get() == table {
-            return;
-        }
-        let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let scan = pg_sys::table_beginscan(relation, snapshot, 0, std::ptr::null_mut());
-        let (mut found, mut stays) = (false, false);
-        loop {
-            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
-            if tuple.is_null() {
-                break;
-            }
-            let mut null = false;
-            let columns = (*relation).rd_att;
+    // SAFETY: a look-up in the catalogue, inside the caller's transaction.
+    let table = unsafe { pg_sys::get_relname_relid(c"publishing".as_ptr(), schema) };
+    if SEEN_IN.get() == table {
+        return;
+    }
+    let (mut found, mut stays) = (false, false);
+    session::each_row_now(table, |tuple, columns| {
+        let mut null = false;
+        found = true;
+        // SAFETY: a row of the table. A stamp of this very transaction may still be rolled back.
+        stays |= unsafe {
             let xmin = pg_sys::heap_getsysattr(tuple, pg_sys::MinTransactionIdAttributeNumber, columns, &mut null);
             let xmin = pg_sys::TransactionId::from_datum(xmin, null).expect("not null");
-            found = true;
-            // A stamp of this very transaction may still be rolled back.
-            stays |= !pg_sys::TransactionIdIsCurrentTransactionId(xmin);
-        }
-        pg_sys::table_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
-        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
-        if stays {
-            SEEN_IN.set(table);
-        }
-        // Another session may be about to stamp it too: that does no harm, and this one need not wait for it.
-        if !found {
+            !pg_sys::TransactionIdIsCurrentTransactionId(xmin)
+        };
+    });
+    if stays {
+        SEEN_IN.set(table);
+    }
+    // Another session may be about to stamp it too: that does no harm, and this one need not wait for it.
+    if !found {
+        // SAFETY: inside the caller's transaction.
+        unsafe {
             pg_sys::SPI_connect();
             INSERT.with(|insert| session::execute(insert.plan(), &[arg(own())], false));
             pg_sys::SPI_finish();

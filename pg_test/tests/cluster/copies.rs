@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_published};
+use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_deserted, wait_until_published};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -53,11 +53,7 @@ fn database_made_from_a_template_is_paused_until_it_is_resumed(scene: &mut Scene
     enqueue_many(&mut original, &topic, 3)?;
     drop(original);
     let mut postgres = scene.cluster.connect("postgres")?;
-    wait::until_true("no session is left in the database", PATIENCE, || {
-        let sessions =
-            "select count(*) = 0 from pg_stat_activity where datname = 'app' and backend_type = 'client backend'";
-        Ok(postgres.query_one(sessions, &[])?.get(0))
-    })?;
+    wait_until_deserted(&mut postgres)?;
     postgres.batch_execute(&format!("create database copy template {DATABASE}"))?;
     let mut copy = scene.cluster.connect("copy")?;
     // It was copied as paused: lifting that alone does not make it the original.

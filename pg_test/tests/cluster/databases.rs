@@ -9,8 +9,8 @@ use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
 use crate::scene::{
-    DATABASE, PATIENCE, Scene, create_database, enqueue, enqueue_many, relay_processes, wait_until_published,
-    wait_until_shared,
+    DATABASE, PATIENCE, Scene, create_database, enqueue, enqueue_many, relay_processes, wait_until_deserted,
+    wait_until_published, wait_until_shared,
 };
 
 pub fn trials() -> Vec<Trial> {
@@ -135,11 +135,7 @@ fn rename_and_copy_of_a_database_with_relays_are_not_blocked(scene: &mut Scene) 
     wait_until_shared(&mut client, 1, PATIENCE)?;
     drop(client);
     let mut postgres = scene.cluster.connect("postgres")?;
-    wait::until_true("no session is left in the database", PATIENCE, || {
-        let sessions =
-            "select count(*) = 0 from pg_stat_activity where datname = 'app' and backend_type = 'client backend'";
-        Ok(postgres.query_one(sessions, &[])?.get(0))
-    })?;
+    wait_until_deserted(&mut postgres)?;
     unblocked(&mut postgres, "create database copy template app")?;
     unblocked(&mut postgres, "alter database app rename to renamed")?;
     let mut renamed = scene.cluster.connect("renamed")?;

@@ -296,6 +296,15 @@ pub struct Relay {
     pub leased_buckets: i64,
 }
 
+/// Postgres renames and copies a database only while nobody is connected to it. `client` is a session of another one.
+pub fn wait_until_deserted(client: &mut Client) -> Result<()> {
+    wait::until_true("no session is left in the database", PATIENCE, || {
+        let sessions =
+            "select count(*) = 0 from pg_stat_activity where datname = $1 and backend_type = 'client backend'";
+        Ok(client.query_one(sessions, &[&DATABASE])?.get(0))
+    })
+}
+
 /// The relays of this session's database, by the server's own list of processes.
 pub fn relay_processes(client: &mut Client) -> Result<Vec<i32>> {
     let rows = client.query(
