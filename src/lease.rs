@@ -51,6 +51,21 @@ impl LeaseTimes {
     pub fn rebalance_due(&self, begun: Time) -> Time {
         begun + self.renew_interval
     }
+
+    /// The same for a standby so far back that it need only stay counted: it skips rounds as long as the next comes within
+    /// three quarters of the time for which peers count it.
+    #[must_use]
+    pub fn standby_due(&self, begun: Time) -> Time {
+        let rounds = (self.duration * 3 / 4).as_nanos() / self.renew_interval.as_nanos().max(1);
+        begun + self.renew_interval * u32::try_from(rounds).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Until when a publish that may take `budget` may begin, under leases confirmed at `confirmed` that nobody renews
+    /// meanwhile: one interval is left for the acquisition that follows it.
+    #[must_use]
+    pub fn publish_until(&self, confirmed: Time, budget: Duration) -> Time {
+        confirmed + self.duration.saturating_sub(budget).saturating_sub(self.renew_interval)
+    }
 }
 
 /// A row of the lease table as one round sees it.
@@ -73,6 +88,9 @@ pub struct Plan {
     pub hand_back: Vec<Bucket>,
     /// Free buckets to claim.
     pub claim: Vec<Bucket>,
+    /// Whether the relay holds nothing and waits further back than one standby a bucket: those in front are handed what
+    /// gets free, so it may skip rounds.
+    pub distant: bool,
 }
 
 /// The plan of `me`, from the lease rows of buckets 0 to `bucket_count` less one and the ids of the active relays.
@@ -106,6 +124,7 @@ pub fn plan<'a>(bucket_count: u32, rows: &'a [LeaseRow], active: &BTreeSet<&'a s
     }
 
     let my_share = ranges[me].len();
+    let distant = mine.is_empty() && share::standby_rank_in(&shares, me).is_some_and(|rank| rank >= bucket_count);
     mine.sort_by_key(|bucket| (!ranges[me].contains(bucket), *bucket));
     let hand_back = mine.split_off(my_share.min(mine.len()));
     let mut keep = mine;
@@ -133,7 +152,7 @@ pub fn plan<'a>(bucket_count: u32, rows: &'a [LeaseRow], active: &BTreeSet<&'a s
         }
     }
     claim.sort_unstable();
-    Plan { keep, hand_back, claim }
+    Plan { keep, hand_back, claim, distant }
 }
 
 #[cfg(test)]
@@ -264,6 +283,37 @@ mod tests {
                 assert_eq!(held.get(id).copied().unwrap_or(0), share);
             }
         }
+    }
+
+    #[test]
+    fn a_standby_further_back_than_the_buckets_may_rest() {
+        let distant =
+            |n, leases: &str, active: &str, me| plan(n, &rows(n, leases), &active.split(' ').collect(), me).distant;
+        assert!(!distant(1, "a:0", "a b c", "a"));
+        assert!(!distant(1, "a:0", "a b c", "b"), "next in line");
+        assert!(distant(1, "a:0", "a b c", "c"));
+        assert!(!distant(2, "a:0,1", "a b c d", "d"), "c and d are one standby a bucket");
+        assert!(distant(1, "a:0", "a b", "z"), "not listed yet, but counted");
+        let gone = plan(1, &rows(1, "z:0"), &BTreeSet::from(["a", "b", "c"]), "z");
+        assert!(!gone.distant, "it holds a bucket");
+    }
+
+    #[test]
+    fn a_resting_standby_skips_rounds_but_stays_counted() {
+        let due = |duration: u64, interval: u64| {
+            let [duration, renew_interval] = [duration, interval].map(Duration::from_secs);
+            LeaseTimes { duration, renew_interval }.standby_due(at(100))
+        };
+        assert_eq!(due(30, 10), at(120), "20 s are below three quarters of 30 s, 30 s are not");
+        assert_eq!(due(12, 10), at(110), "never less than a round");
+        assert_eq!(due(60, 10), at(140));
+    }
+
+    #[test]
+    fn without_renewal_a_publish_begins_only_early_in_a_lease() {
+        let times = LeaseTimes { duration: D, renew_interval: I };
+        assert_eq!(times.publish_until(at(5), Duration::from_secs(12)), at(13));
+        assert_eq!(times.publish_until(at(5), Duration::from_secs(60)), at(5));
     }
 
     #[test]

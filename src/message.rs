@@ -70,8 +70,9 @@ pub struct Message<'a> {
     pub headers: Option<&'a [u8]>,
     /// Identity over all copies.
     pub message_id: [u8; 16],
-    /// Tells this row from another that was given its id later, or from itself after a change; the store's own business.
-    pub version: u32,
+    /// Whatever the store wants to know the message by when it is acknowledged: opaque, comes back as it was given. May be
+    /// empty.
+    pub handle: &'a [u8],
 }
 
 impl Message<'_> {
@@ -93,7 +94,7 @@ pub struct Batch {
 struct Row {
     id: i64,
     message_id: [u8; 16],
-    version: u32,
+    handle: Span,
     partition: Option<i32>,
     topic: Span,
     key: Option<Span>,
@@ -103,8 +104,8 @@ struct Row {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
-    start: usize,
-    end: usize,
+    start: u32,
+    end: u32,
 }
 
 impl Batch {
@@ -119,7 +120,7 @@ impl Batch {
         let row = Row {
             id: message.id,
             message_id: message.message_id,
-            version: message.version,
+            handle: self.store(message.handle),
             partition: message.partition,
             topic,
             key: message.key.map(|key| self.store(key)),
@@ -141,7 +142,7 @@ impl Batch {
         self.rows.is_empty()
     }
 
-    /// Bytes of all rows' topics, keys, values and headers.
+    /// Bytes of all rows' topics, keys, values, headers and handles.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.len()
@@ -159,7 +160,7 @@ impl Batch {
             value: row.value.map(|span| self.slice(span)),
             headers: row.headers.map(|span| self.slice(span)),
             message_id: row.message_id,
-            version: row.version,
+            handle: self.slice(row.handle),
         }
     }
 
@@ -168,9 +169,9 @@ impl Batch {
         self.rows[..len].iter().map(|row| row.id)
     }
 
-    /// The ids and versions of the first `len` rows.
-    pub fn rows(&self, len: usize) -> impl ExactSizeIterator<Item = (i64, u32)> + Clone + '_ {
-        self.rows[..len].iter().map(|row| (row.id, row.version))
+    /// The ids and handles of the first `len` rows.
+    pub fn handles(&self, len: usize) -> impl ExactSizeIterator<Item = (i64, &[u8])> + Clone + '_ {
+        self.rows[..len].iter().map(|row| (row.id, self.slice(row.handle)))
     }
 
     /// The id of the row at `index`.
@@ -188,7 +189,7 @@ impl Batch {
     /// Bytes of key, value and headers of the first `len` rows.
     #[must_use]
     pub fn payload_bytes(&self, len: usize) -> u64 {
-        let size = |span: Option<Span>| span.map_or(0, |span| (span.end - span.start) as u64);
+        let size = |span: Option<Span>| span.map_or(0, |span| u64::from(span.end - span.start));
         self.rows[..len].iter().map(|row| size(row.key) + size(row.value) + size(row.headers)).sum()
     }
 
@@ -205,13 +206,17 @@ impl Batch {
     }
 
     fn store(&mut self, bytes: &[u8]) -> Span {
-        let start = self.bytes.len();
+        let start = self.end();
         self.bytes.extend_from_slice(bytes);
-        Span { start, end: self.bytes.len() }
+        Span { start, end: self.end() }
+    }
+
+    fn end(&self) -> u32 {
+        u32::try_from(self.bytes.len()).expect("a batch ends at its limit of bytes, and one message is below 4 GiB")
     }
 
     fn slice(&self, span: Span) -> &[u8] {
-        &self.bytes[span.start..span.end]
+        &self.bytes[span.start as usize..span.end as usize]
     }
 }
 
@@ -250,7 +255,7 @@ mod tests {
             value: None,
             headers: None,
             message_id: [1; 16],
-            version: 9,
+            handle: b"row 3",
         };
         let empty = Message { id: 7, partition: Some(4), key: Some(b""), value: Some(b""), ..null };
         let full = Message { id: 9, topic: "u", key: Some(b"k\0"), value: Some(b"v"), headers: Some(b"h"), ..null };

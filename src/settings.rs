@@ -24,26 +24,63 @@ pub struct Settings {
     pub error_backoff: Duration,
     /// Longest time that a stopping relay waits for Kafka.
     pub shutdown_timeout: Duration,
+    /// Longest time from handing a batch to the client until its last report: a promise that a store without renewal needs,
+    /// and no timeout. A relay that sees it broken ends. Without use where the store renews.
+    pub max_publish_duration: Option<Duration>,
 }
 
-/// Settings that contradict each other.
+/// Settings that a relay can't work with.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "outbox_relay.lease_renew_interval ({renew_interval:?}) must be less than outbox_relay.lease_duration ({duration:?})"
-)]
-pub struct Contradiction {
-    renew_interval: Duration,
-    duration: Duration,
+pub enum Contradiction {
+    /// A lease would end before it is renewed.
+    #[error(
+        "outbox_relay.lease_renew_interval ({renew_interval:?}) must be less than outbox_relay.lease_duration ({duration:?})"
+    )]
+    RenewalTooLate {
+        /// `lease_renew_interval`.
+        renew_interval: Duration,
+        /// `lease_duration`.
+        duration: Duration,
+    },
+    /// No lease would be young enough to begin a publish.
+    #[error(
+        "max_publish_duration ({budget:?}) must be more than zero and less than lease_duration less lease_renew_interval ({room:?})"
+    )]
+    PublishTooLong {
+        /// `max_publish_duration`.
+        budget: Duration,
+        /// What it must stay below.
+        room: Duration,
+    },
+    /// Nothing would keep a lease alive while messages are on their way.
+    #[error("a store without renewal needs max_publish_duration")]
+    NoPublishDuration,
 }
 
 impl Settings {
     /// Checks the rules that concern more than one setting.
     ///
     /// # Errors
-    /// When a lease would end before it is renewed.
+    /// When a lease would end before it is renewed, or could never begin a publish.
     pub fn check(&self) -> Result<(), Contradiction> {
         let LeaseTimes { duration, renew_interval } = self.lease;
-        if renew_interval < duration { Ok(()) } else { Err(Contradiction { renew_interval, duration }) }
+        if renew_interval >= duration {
+            return Err(Contradiction::RenewalTooLate { renew_interval, duration });
+        }
+        let room = duration - renew_interval;
+        match self.max_publish_duration {
+            Some(budget) if budget.is_zero() || budget >= room => Err(Contradiction::PublishTooLong { budget, room }),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`Self::check`], for a relay whose store does not renew leases.
+    ///
+    /// # Errors
+    /// As [`Self::check`], and when there is no `max_publish_duration`.
+    pub fn check_without_renewal(&self) -> Result<Duration, Contradiction> {
+        self.check()?;
+        self.max_publish_duration.ok_or(Contradiction::NoPublishDuration)
     }
 }
 
@@ -57,6 +94,7 @@ impl Default for Settings {
             poll_interval: Duration::from_secs(10),
             error_backoff: Duration::from_secs(1),
             shutdown_timeout: Duration::from_secs(3),
+            max_publish_duration: None,
         }
     }
 }
@@ -79,5 +117,16 @@ mod tests {
             error.to_string(),
             "outbox_relay.lease_renew_interval (30s) must be less than outbox_relay.lease_duration (30s)"
         );
+    }
+
+    #[test]
+    fn a_publish_must_fit_between_renewals_where_leases_are_not_renewed() {
+        let check = |budget| Settings { max_publish_duration: budget, ..Settings::default() }.check_without_renewal();
+        let seconds = Duration::from_secs;
+        assert_eq!(check(Some(seconds(19))), Ok(seconds(19)));
+        for budget in [seconds(0), seconds(20), seconds(40)] {
+            assert_eq!(check(Some(budget)), Err(Contradiction::PublishTooLong { budget, room: seconds(20) }));
+        }
+        assert_eq!(check(None), Err(Contradiction::NoPublishDuration));
     }
 }

@@ -54,8 +54,12 @@ pub fn assign<'a>(bucket_count: u32, active: &BTreeSet<&'a str>, held: &Held<'_>
 /// How many relays without a share come before `me`, or `None` when `me` has a share.
 #[must_use]
 pub fn standby_rank<'a>(bucket_count: u32, active: &BTreeSet<&'a str>, held: &Held<'_>, me: &'a str) -> Option<u32> {
-    let shares = shares_with(bucket_count, active, held, me);
-    if share_of(&shares, me) > 0 {
+    standby_rank_in(&shares_with(bucket_count, active, held, me), me)
+}
+
+/// As [`standby_rank`], from shares that were computed already.
+pub(crate) fn standby_rank_in(shares: &[(&str, u32)], me: &str) -> Option<u32> {
+    if share_of(shares, me) > 0 {
         return None;
     }
     Some(shares.iter().take_while(|(id, _)| *id < me).filter(|(_, share)| *share == 0).count() as u32)

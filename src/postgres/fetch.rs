@@ -46,6 +46,7 @@ pub fn batch(
     receive(session, statement, &args, true, |row| {
         let mut detoasted = Detoasted::default();
         let topic = detoasted.bytes(row, 1).unwrap_or_default();
+        let version = row.version(7);
         let message = Message {
             id: row.must(0),
             // Names are checked at enqueue; what somebody else wrote is refused by the broker, not here.
@@ -55,10 +56,10 @@ pub fn batch(
             value: detoasted.bytes(row, 4),
             headers: detoasted.bytes(row, 5),
             message_id: *row.must::<pgrx::Uuid>(6).as_bytes(),
-            version: row.version(7),
+            handle: &version.to_ne_bytes(),
         };
         batch.push(&message);
-        commits.add(message.version);
+        commits.add(version);
         full = batch.bytes() >= limits.bytes;
         !full
     });
@@ -71,6 +72,11 @@ pub fn flush_commits(position: pg_sys::XLogRecPtr) {
         // SAFETY: the end of a record that exists: it came from a committed transaction.
         unsafe { pg_sys::XLogFlush(position) };
     }
+}
+
+/// The ids and versions of the first `len` rows of a batch: a handle is the row's xmin.
+pub fn versions(batch: &Batch, len: usize) -> impl ExactSizeIterator<Item = (i64, u32)> + Clone + '_ {
+    batch.handles(len).map(|(id, handle)| (id, u32::from_ne_bytes(handle.try_into().expect("this store gave it"))))
 }
 
 /// The ids and versions that a statement with `returning id, xmin` gives.

@@ -181,6 +181,8 @@ pub fn settings() -> Settings {
         poll_interval: millis(&POLL_INTERVAL),
         error_backoff: millis(&ERROR_BACKOFF),
         shutdown_timeout: millis(&SHUTDOWN_TIMEOUT),
+        // The tables renew leases while messages are on their way.
+        max_publish_duration: None,
     }
 }
 

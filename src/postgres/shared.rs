@@ -95,8 +95,8 @@ pub struct Slot {
     pub outcome: AtomicU8,
     /// The worker is to stop.
     pub stop: AtomicBool,
-    /// The worker is to look at the fair share now.
-    pub rebalance: AtomicBool,
+    /// Peers or an operator have changed something: the worker is to look again.
+    pub called: AtomicBool,
     /// Something was committed of which the bucket is not known.
     unknown: AtomicBool,
     pub pid: AtomicI32,
@@ -349,7 +349,7 @@ impl Database {
     /// Asks all relays but `me` to look at the fair share now.
     pub fn call_peers(&self, me: usize) {
         for (_, slot) in self.slots.iter().enumerate().filter(|(index, _)| *index != me) {
-            slot.rebalance.store(true, Ordering::Release);
+            slot.called.store(true, Ordering::Release);
             slot.wake();
         }
     }
@@ -393,7 +393,7 @@ impl Slot {
     /// Makes the slot ready for a worker and returns its generation.
     pub fn prepare(&self) -> u32 {
         self.stop.store(false, Ordering::Relaxed);
-        self.rebalance.store(false, Ordering::Relaxed);
+        self.called.store(false, Ordering::Relaxed);
         self.outcome.store(Outcome::Crashed as u8, Ordering::Relaxed);
         for counter in [&self.batches, &self.messages, &self.bytes, &self.errors] {
             counter.store(0, Ordering::Relaxed);

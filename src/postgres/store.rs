@@ -11,9 +11,11 @@ use tracing::warn;
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::lease::{self, Lease, LeaseRow, LeaseTimes};
+use crate::lease::{self, Lease, LeaseRow};
 use crate::message::Batch;
-use crate::relay::ports::{Acknowledged, Acquired, Clock as _, Failure, Limits, Store, StoreError};
+use crate::relay::ports::{
+    Acknowledged, Acquired, Clock as _, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+};
 use crate::repeats::{self, Repeats};
 
 use super::clock::BootClock;
@@ -55,7 +57,6 @@ pub struct PgStore {
     relay_id: String,
     /// Prefix of the ids of all relays of this server instance.
     instance: String,
-    lease: LeaseTimes,
     header: &'static Header,
     database: &'static Database,
     slot: &'static Slot,
@@ -103,7 +104,6 @@ impl PgStore {
     pub fn new(
         relay_id: String,
         instance: String,
-        lease: LeaseTimes,
         header: &'static Header,
         database: &'static Database,
         slot: &'static Slot,
@@ -139,7 +139,6 @@ impl PgStore {
         Self {
             relay_id,
             instance,
-            lease,
             header,
             database,
             slot,
@@ -154,10 +153,6 @@ impl PgStore {
 
     fn me(&self) -> Option<pg_sys::Datum> {
         arg(self.relay_id.as_str())
-    }
-
-    fn lease_seconds(&self) -> f64 {
-        self.lease.duration.as_secs_f64()
     }
 
     /// Runs one transaction and says what to do about its error.
@@ -234,13 +229,13 @@ fn ints(buckets: &[Bucket]) -> Vec<i32> {
 }
 
 impl Store for PgStore {
-    fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError> {
+    fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
         self.rounds = self.rounds.wrapping_add(1);
         let prune = self.rounds.is_multiple_of(PRUNE_EVERY);
         let (acquired, stranded, bucket_count) = self.must(c"acquiring leases", |session| {
             let s = &self.statements;
             let me = self.me();
-            let duration = self.lease_seconds();
+            let duration = round.lease_duration.as_secs_f64();
             s.lock_round.rows(session, &[], |_| ());
             // Only now: a relay shows its id before its first round, and no round is under way.
             let live: Vec<String> =
@@ -273,7 +268,7 @@ impl Store for PgStore {
             let plan = lease::plan(bucket_count as u32, &rows, &active, &self.relay_id);
 
             let (leaving, hand_back): (Vec<_>, Vec<_>) =
-                plan.hand_back.into_iter().partition(|bucket| busy.contains(bucket));
+                plan.hand_back.into_iter().partition(|bucket| round.busy.contains(bucket));
             let named = |buckets: &[Bucket]| -> Vec<Lease> {
                 buckets.iter().map(|bucket| Lease { bucket: *bucket, token: tokens[bucket] }).collect()
             };
@@ -295,32 +290,11 @@ impl Store for PgStore {
             let stranded = s.stranded_messages.rows(session, &[arg(bucket_count)], |row| row.must::<i64>(1))[0];
             leases.sort_unstable();
             let freed = !hand_back.is_empty() || freed_dead > 0;
-            let acquired = Acquired { leases, leaving: leaving.into_iter().collect(), freed };
+            let acquired = Acquired { leases, leaving: leaving.into_iter().collect(), freed, distant: plan.distant };
             Ok((acquired, stranded, bucket_count as u32))
         })?;
         self.shout_stranded(stranded, bucket_count);
         Ok(acquired)
-    }
-
-    fn renew(&mut self, leases: &[Lease]) -> Result<bool, StoreError> {
-        let renewed = self.transaction(c"renewing leases", |session| {
-            let (buckets, tokens) = split(leases);
-            let args = [self.me(), arg(buckets), arg(tokens), arg(self.lease_seconds())];
-            if !leases.is_empty() && self.statements.renew_leases.run(session, &args) != leases.len() as u64 {
-                return Err(Undo::Refused);
-            }
-            self.statements.heartbeat.run(session, &[self.me(), arg(std::process::id() as i32)]);
-            Ok(())
-        })?;
-        Ok(renewed.is_some())
-    }
-
-    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
-        self.must(c"handing back leases", |session| {
-            let (buckets, tokens) = split(leases);
-            self.statements.hand_back_leases.run(session, &[self.me(), arg(buckets), arg(tokens)]);
-            Ok(())
-        })
     }
 
     fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError> {
@@ -392,6 +366,43 @@ impl Store for PgStore {
         Ok(done)
     }
 
+    fn renewal(&mut self) -> Option<&mut dyn Renewal> {
+        Some(self)
+    }
+
+    fn ownership(&mut self) -> Option<&mut dyn Ownership> {
+        Some(self)
+    }
+
+    fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
+        Some(self)
+    }
+}
+
+impl Renewal for PgStore {
+    fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError> {
+        let renewed = self.transaction(c"renewing leases", |session| {
+            let (buckets, tokens) = split(leases);
+            let args = [self.me(), arg(buckets), arg(tokens), arg(duration.as_secs_f64())];
+            if !leases.is_empty() && self.statements.renew_leases.run(session, &args) != leases.len() as u64 {
+                return Err(Undo::Refused);
+            }
+            self.statements.heartbeat.run(session, &[self.me(), arg(std::process::id() as i32)]);
+            Ok(())
+        })?;
+        Ok(renewed.is_some())
+    }
+
+    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
+        self.must(c"handing back leases", |session| {
+            let (buckets, tokens) = split(leases);
+            self.statements.hand_back_leases.run(session, &[self.me(), arg(buckets), arg(tokens)]);
+            Ok(())
+        })
+    }
+}
+
+impl FailureNotes for PgStore {
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
         self.slot.note_error(&failure.error, now());
         self.must(c"noting a failure", |session| {
@@ -419,8 +430,10 @@ impl Store for PgStore {
             }))
         })
     }
+}
 
-    fn release(&mut self) -> Result<(), StoreError> {
+impl Ownership for PgStore {
+    fn release(&mut self, _previous: &BTreeSet<Bucket>) -> Result<(), StoreError> {
         self.must(c"marking the relay as stopped", |session| {
             self.statements.stop_relay.run(session, &[self.me()]);
             Ok(())
@@ -445,7 +458,7 @@ impl PgStore {
                 done.push(false);
                 continue;
             }
-            if !fetch::same_rows(removed, one.batch.rows(one.len)) {
+            if !fetch::same_rows(removed, fetch::versions(one.batch, one.len)) {
                 return Err(Undo::Refused);
             }
             self.end_failures(session, one);
@@ -458,7 +471,7 @@ impl PgStore {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
             let (ids, versions): (Vec<i64>, Vec<i64>) =
-                one.batch.rows(one.len).map(|(id, version)| (id, i64::from(version))).unzip();
+                fetch::versions(one.batch, one.len).map(|(id, version)| (id, i64::from(version))).unzip();
             let args = [arg(one.lease.bucket as i32), arg(ids), arg(versions), self.me(), arg(one.lease.token)];
             let removed = self.statements.acknowledge_list.run(session, &args);
             let held = removed > 0 || self.holds(session, one.lease);

@@ -308,7 +308,7 @@ impl Worker {
         self.told = None;
         self.slot.set_relay_id(&relay_id);
         info!(relay_id = relay_id.as_str(), "relay started");
-        let store = PgStore::new(relay_id.clone(), instance, settings.lease, self.header, self.database, self.slot);
+        let store = PgStore::new(relay_id.clone(), instance, self.header, self.database, self.slot);
         let bell = SharedBell {
             rest,
             database: self.database,
@@ -320,7 +320,8 @@ impl Worker {
             ring: self.ring.clone(),
             look_again: false,
         };
-        let mut relay = Relay::new(store, publisher, BootClock, bell, settings, &relay_id);
+        let mut relay =
+            Relay::new(store, publisher, BootClock, bell, settings, &relay_id).expect("the settings were checked");
         let ended = relay.run();
         let (publisher, bell) = relay.into_ports();
         self.database.listen(self.place.slot, &BTreeSet::new());
@@ -335,7 +336,9 @@ impl Worker {
         log::write_waiting(|text| self.slot.note_error(text, now()));
         match ended {
             Ended::Stopped => info!(relay_id, "relay stopped"),
-            Ended::Left(reason) => info!(detail = format!("{}.", capital(&reason)), "relay left"),
+            Ended::Left(reason) | Ended::Misconfigured(reason) => {
+                info!(detail = format!("{}.", capital(&reason)), "relay left")
+            }
         }
         rest
     }
@@ -472,7 +475,7 @@ impl Bell for SharedBell {
         {
             return Some(order);
         }
-        self.slot.rebalance.swap(false, Ordering::AcqRel).then_some(Order::Rebalance)
+        self.slot.called.swap(false, Ordering::AcqRel).then_some(Order::LookAgain)
     }
 
     fn rest(&mut self, wait: Wait, until: Time) {

@@ -1,5 +1,6 @@
 //! A batch on its way: what was submitted, what has been reported, and whether it may still be acknowledged.
 
+use crate::clock::Time;
 use crate::lease::Lease;
 use crate::message::Batch;
 use crate::prefix::Prefix;
@@ -8,8 +9,9 @@ use super::ports::PublishError;
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// The lease under which it was started.
+    /// The lease under which it was started, and when.
     pub lease: Lease,
+    pub started: Time,
     pub batch: Batch,
     /// Its only row was refused before.
     pub apart: bool,
@@ -25,9 +27,9 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    pub fn new(lease: Lease, batch: Batch, apart: bool) -> Self {
+    pub fn new(lease: Lease, started: Time, batch: Batch, apart: bool) -> Self {
         let prefix = Prefix::new(batch.len());
-        Self { lease, batch, apart, orphaned: false, prefix, refusal: None, submitted: 0, closed: false }
+        Self { lease, started, batch, apart, orphaned: false, prefix, refusal: None, submitted: 0, closed: false }
     }
 
     /// The first row not yet handed over, if that is still to be done.
@@ -93,6 +95,7 @@ impl Flight {
 mod tests {
     use super::*;
     use crate::message::Message;
+    use std::time::Duration;
 
     fn flight(rows: i64) -> Flight {
         let mut batch = Batch::default();
@@ -105,10 +108,10 @@ mod tests {
                 value: None,
                 headers: None,
                 message_id: [0; 16],
-                version: 0,
+                handle: &[],
             });
         }
-        Flight::new(Lease { bucket: 0, token: 1 }, batch, false)
+        Flight::new(Lease { bucket: 0, token: 1 }, Time::since_zero(Duration::ZERO), batch, false)
     }
 
     fn refused() -> PublishError {

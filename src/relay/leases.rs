@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
+use std::time::Duration;
 
 use tracing::{info, warn};
 
@@ -11,7 +12,7 @@ use crate::lease::{Lease, LeaseTimes};
 
 use super::Relay;
 use super::lane::{Failing, Lane};
-use super::ports::{Acquired, Bell, Clock, Publisher, Store, StoreError};
+use super::ports::{Acquired, Bell, Clock, Failure, Publisher, Round, Store, StoreError};
 
 /// Since when leases are held. The times are from before the call that the store answered.
 #[derive(Debug, Default, Clone, Copy)]
@@ -22,6 +23,8 @@ pub(super) struct Tenure {
     rebalanced: Option<Time>,
     /// Whether an acquisition was ever tried: its answer may be lost and its effect to be undone.
     tried: bool,
+    /// By the latest acquisition the relay stands so far back that it skips rounds.
+    distant: bool,
 }
 
 impl Tenure {
@@ -35,14 +38,24 @@ impl Tenure {
         self.confirmed.map(|(confirmed, times)| confirmed + times.duration)
     }
 
-    /// When to acquire or renew; none means at once.
-    pub(super) fn due(&self, wanted: &LeaseTimes) -> Option<Time> {
-        let rebalance = wanted.rebalance_due(self.rebalanced?);
-        Some(self.renewal_due().map_or(rebalance, |renewal| rebalance.min(renewal)))
+    /// When to look at the fair share again; none means at once.
+    fn rebalance_due(&self, wanted: &LeaseTimes) -> Option<Time> {
+        let begun = self.rebalanced?;
+        Some(if self.distant { wanted.standby_due(begun) } else { wanted.rebalance_due(begun) })
     }
 
+    /// A standby that rests has nothing to renew.
     fn renewal_due(&self) -> Option<Time> {
-        self.confirmed.map(|(confirmed, times)| times.renewal_due(confirmed))
+        self.confirmed.filter(|_| !self.distant).map(|(confirmed, times)| times.renewal_due(confirmed))
+    }
+
+    /// Until when a publish that takes this long may begin, if nobody renews.
+    fn publish_until(&self, budget: Duration) -> Option<Time> {
+        self.confirmed.map(|(confirmed, times)| times.publish_until(confirmed, budget))
+    }
+
+    fn unexpired(&self, now: Time) -> bool {
+        self.confirmed.is_some_and(|(confirmed, times)| !times.expired(confirmed, now))
     }
 
     /// Whether an acquisition was ever tried, and so is to be undone at the end.
@@ -55,12 +68,56 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Takes, keeps, renews or gives up leases, whatever is due.
     pub(super) fn hold_leases(&mut self) -> Result<(), StoreError> {
         let now = self.clock.now();
-        if self.tenure.rebalanced.is_none_or(|begun| self.settings.lease.rebalance_due(begun) <= now) {
+        if self.budget.is_some() {
+            if !self.waits_for_quiet() && self.leases_due().is_none_or(|due| due <= now) {
+                self.acquire()?;
+            }
+        } else if self.tenure.rebalance_due(&self.settings.lease).is_none_or(|due| due <= now) {
             self.acquire()?;
         } else if self.tenure.renewal_due().is_some_and(|due| due <= now) {
             self.renew()?;
         }
         self.read_failures()
+    }
+
+    /// Peers or an operator have changed something: looks at the fair share and at what is noted of refused rows.
+    pub(super) fn look_again(&mut self) {
+        self.tenure.suspend();
+        self.unread.extend(self.lanes.keys().copied());
+    }
+
+    /// When to acquire or renew; none means at once.
+    pub(super) fn leases_due(&self) -> Option<Time> {
+        let rebalance = self.tenure.rebalance_due(&self.settings.lease)?;
+        let sooner = match self.budget {
+            None => self.tenure.renewal_due(),
+            Some(budget) => self.tenure.publish_until(budget).filter(|_| !self.lanes.is_empty()),
+        };
+        Some(sooner.map_or(rebalance, |sooner| rebalance.min(sooner)))
+    }
+
+    /// Whether something on its way has to be answered before leases are acquired again, for nobody renews them meanwhile.
+    pub(super) fn waits_for_quiet(&self) -> bool {
+        self.budget.is_some() && !self.flights.is_empty()
+    }
+
+    /// What ends the wait for quiet if the answers do not come.
+    pub(super) fn budget_ends(&self) -> Option<Time> {
+        let budget = self.budget?;
+        self.flights.values().map(|flight| flight.started + budget).min()
+    }
+
+    /// A publish that takes longer than was promised breaks the assumption on which leases are relied on.
+    pub(super) fn keep_budget(&self) -> Result<(), StoreError> {
+        let Some(budget) = self.budget else { return Ok(()) };
+        let now = self.clock.now();
+        match self.flights.values().find(|flight| now.since(flight.started) >= budget) {
+            None => Ok(()),
+            Some(flight) => Err(StoreError::Misconfigured(format!(
+                "publishing a batch of bucket {} took longer than max_publish_duration ({budget:?})",
+                flight.lease.bucket
+            ))),
+        }
     }
 
     /// Finds out by itself that leases have ended, whatever else fails.
@@ -73,44 +130,60 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// Whether leases are held and young enough to begin something.
     pub(super) fn may_publish(&self, now: Time) -> bool {
-        self.tenure.rebalanced.is_some()
-            && self.tenure.confirmed.is_some_and(|(confirmed, times)| !times.expired(confirmed, now))
+        let young = |budget| self.tenure.publish_until(budget).is_some_and(|until| now < until);
+        self.tenure.rebalanced.is_some() && self.tenure.unexpired(now) && self.budget.is_none_or(young)
+    }
+
+    /// Whether the rest of a batch that was begun may be handed over.
+    pub(super) fn may_go_on(&self, now: Time) -> bool {
+        if self.budget.is_some() { self.tenure.unexpired(now) } else { self.may_publish(now) }
     }
 
     pub(super) fn acquire(&mut self) -> Result<(), StoreError> {
         let before = self.clock.now();
         self.tenure.tried = true;
         let busy: BTreeSet<Bucket> = self.flights.values().map(|flight| flight.lease.bucket).collect();
-        let acquired = self.store.acquire(&busy).inspect_err(|_| self.tenure.suspend())?;
         let times = self.settings.lease;
+        let round = Round { lease_duration: times.duration, previous: &self.previous, busy: &busy };
+        let acquired = self.store.acquire(round).inspect_err(|_| self.tenure.suspend())?;
         if times.expired(before, self.clock.now()) {
             self.lose_all("acquiring them took longer than they last");
             return Err(StoreError::Retry("acquiring leases took longer than they last".to_owned()));
         }
         let joined = self.tenure.confirmed.replace((before, times)).is_none();
         self.tenure.rebalanced = Some(before);
+        self.tenure.distant = acquired.distant;
         if joined || acquired.freed {
             self.bell.call_peers();
         }
         self.adopt(&acquired);
+        let now = self.clock.now();
+        if !self.lanes.is_empty() && self.budget.is_some() && !self.may_publish(now) {
+            return Err(StoreError::Retry(
+                "acquiring leases took so long that too little of them is left for max_publish_duration".to_owned(),
+            ));
+        }
         Ok(())
     }
 
     pub(super) fn renew(&mut self) -> Result<(), StoreError> {
         let before = self.clock.now();
         let leases: Vec<Lease> = self.lanes.values().map(|lane| lane.lease).collect();
-        let renewed = self.store.renew(&leases).inspect_err(|_| self.tenure.suspend())?;
+        let times = self.settings.lease;
+        let Some(renewal) = self.store.renewal() else { return Ok(()) };
+        let renewed = renewal.renew(&leases, times.duration).inspect_err(|_| self.tenure.suspend())?;
         if !renewed {
             self.lose_all("the renewal was refused");
             return Err(StoreError::Retry("the renewal of leases was refused".to_owned()));
         }
-        self.tenure.confirmed = Some((before, self.settings.lease));
+        self.tenure.confirmed = Some((before, times));
         Ok(())
     }
 
     /// Takes over what the store says is ours now.
     fn adopt(&mut self, acquired: &Acquired) {
         let held: BTreeMap<Bucket, Lease> = acquired.leases.iter().map(|lease| (lease.bucket, *lease)).collect();
+        self.previous = held.keys().copied().collect();
         let gone: Vec<Lease> =
             self.lanes.values().map(|lane| lane.lease).filter(|lease| held.get(&lease.bucket) != Some(lease)).collect();
         for lease in &gone {
@@ -135,18 +208,24 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.discover_at = None;
     }
 
-    /// Takes over how far earlier owners got with refused rows. Nothing is started before that.
+    /// Takes over what is noted of refused rows, by earlier owners or changed by an operator. Nothing is started before that.
     fn read_failures(&mut self) -> Result<(), StoreError> {
         if self.unread.is_empty() {
             return Ok(());
         }
         let unread: Vec<Bucket> = self.unread.iter().copied().collect();
-        let failures = self.store.failures(&unread)?;
-        let now = self.clock.now();
-        for failure in failures {
-            if let Some(lane) = self.lanes.get_mut(&failure.bucket) {
-                let retry_at = now + failure.wait;
-                lane.failing = Some(Failing { id: failure.id, attempts: failure.attempts, retry_at });
+        if let Some(notes) = self.store.failure_notes() {
+            let mut failures: BTreeMap<Bucket, Failure> =
+                notes.failures(&unread)?.into_iter().map(|failure| (failure.bucket, failure)).collect();
+            let now = self.clock.now();
+            for bucket in unread {
+                if let Some(lane) = self.lanes.get_mut(&bucket) {
+                    lane.failing = failures.remove(&bucket).map(|failure| Failing {
+                        id: failure.id,
+                        attempts: failure.attempts,
+                        retry_at: now + failure.wait,
+                    });
+                }
             }
         }
         self.unread.clear();
@@ -160,7 +239,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if quiet.is_empty() {
             return Ok(());
         }
-        self.store.hand_back(&quiet)?;
+        let Some(renewal) = self.store.renewal() else { return Ok(()) };
+        renewal.hand_back(&quiet)?;
         for lease in &quiet {
             self.lanes.remove(&lease.bucket);
         }

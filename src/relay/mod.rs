@@ -27,14 +27,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use crate::backoff::Backoff;
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
 use crate::repeats::Repeats;
-use crate::settings::Settings;
+use crate::settings::{Contradiction, Settings};
 use crate::window::Window;
 
 use flight::Flight;
@@ -52,6 +52,8 @@ pub enum Ended {
     Stopped,
     /// The store told it to leave.
     Left(String),
+    /// It can't work as it is set up.
+    Misconfigured(String),
 }
 
 /// One publishing worker.
@@ -62,6 +64,8 @@ pub struct Relay<S, P, C, B> {
     clock: C,
     bell: B,
     settings: Settings,
+    /// How long a publish may take, where leases can't be renewed meanwhile; none where they can.
+    budget: Option<Duration>,
     backoff: Backoff,
     tenure: Tenure,
     lanes: BTreeMap<Bucket, Lane>,
@@ -70,7 +74,9 @@ pub struct Relay<S, P, C, B> {
     /// Buckets take turns: the one after the last that was served comes first.
     next_lane: Bucket,
     window: Window,
-    /// Buckets of which it is still to be read what an earlier owner noted.
+    /// The buckets of the latest acquisition: a hint where to look first, kept when leases are lost.
+    previous: BTreeSet<Bucket>,
+    /// Buckets of which it is still to be read what is noted of refused rows.
     unread: BTreeSet<Bucket>,
     /// When to look for rows that no bell told of.
     discover_at: Option<Time>,
@@ -95,16 +101,29 @@ struct Silence {
 }
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
-    /// A relay over its four ports.
-    pub fn new(store: S, publisher: P, clock: C, bell: B, settings: Settings, relay_id: &str) -> Self {
+    /// A relay over its four ports. The id, unique among all relays of the store, sets it out of step with others.
+    ///
+    /// # Errors
+    /// When the settings contradict each other, or lack what a store without [`ports::Renewal`] needs.
+    pub fn new(
+        mut store: S,
+        publisher: P,
+        clock: C,
+        bell: B,
+        settings: Settings,
+        relay_id: &str,
+    ) -> Result<Self, Contradiction> {
+        settings.check()?;
+        let budget = if store.renewal().is_some() { None } else { Some(settings.check_without_renewal()?) };
         let backoff = Backoff::new(settings.error_backoff, settings.lease.renew_interval, relay_id);
         let silence = Silence { since: clock.now(), told: false };
-        Self {
+        Ok(Self {
             store,
             publisher,
             clock,
             bell,
             settings,
+            budget,
             backoff,
             tenure: Tenure::default(),
             lanes: BTreeMap::new(),
@@ -112,6 +131,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             next_flight: 0,
             next_lane: 0,
             window: Window::default(),
+            previous: BTreeSet::new(),
             unread: BTreeSet::new(),
             discover_at: None,
             fruitless: 0,
@@ -122,7 +142,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             failed_turns: Repeats::default(),
             spare: Vec::new(),
             reports: Vec::new(),
-        }
+        })
     }
 
     /// Gives back the publisher and the bell, so that the one can be closed and the other used again.
@@ -139,7 +159,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                     return Ended::Stopped;
                 }
                 Some(Order::Settings(settings)) => self.adopt_settings(*settings),
-                Some(Order::Rebalance) => self.tenure.suspend(),
+                Some(Order::LookAgain) => self.look_again(),
                 None => {}
             }
             match self.turn() {
@@ -155,6 +175,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                     self.publisher.purge();
                     return Ended::Left(reason);
                 }
+                Err(StoreError::Misconfigured(reason)) => {
+                    error!(detail = format!("{reason}."), "a relay ends because of a misconfiguration");
+                    self.stop();
+                    return Ended::Misconfigured(reason);
+                }
             }
         }
     }
@@ -163,6 +188,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn turn(&mut self) -> Result<bool, StoreError> {
         self.collect();
         self.expire_leases();
+        self.keep_budget()?;
         if self.wait_until.is_some_and(|until| self.clock.now() < until) {
             return Ok(false);
         }
@@ -185,7 +211,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if let Some(until) = self.wait_until {
             return (Wait::BackingOff, self.tenure.expiry().map_or(until, |expiry| until.min(expiry)));
         }
-        let mut until = self.tenure.due(&self.settings.lease).unwrap_or(now);
+        let mut until = if self.waits_for_quiet() { self.budget_ends() } else { self.leases_due() }.unwrap_or(now);
         if self.lanes.is_empty() && self.flights.is_empty() {
             return (Wait::Standby, until);
         }
@@ -219,9 +245,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn back_off(&mut self, error: &str) {
         let now = self.clock.now();
         let mut wait = self.backoff.after(self.fruitless.saturating_add(1));
-        if let Some(due) =
-            self.tenure.due(&self.settings.lease).filter(|_| self.fruitless > 0 && !self.lanes.is_empty())
-        {
+        if let Some(due) = self.leases_due().filter(|_| self.fruitless > 0 && !self.lanes.is_empty()) {
             wait = wait.min(due.since(now).max(self.settings.error_backoff));
         }
         self.fruitless = self.fruitless.saturating_add(1);
@@ -242,6 +266,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             // What is held keeps the old times until it is acquired with the new ones.
             self.tenure.suspend();
         }
+        self.budget = self.budget.and(settings.max_publish_duration).or(self.budget);
         self.settings = settings;
     }
 }

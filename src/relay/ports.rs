@@ -12,28 +12,26 @@ use crate::lease::Lease;
 use crate::message::Batch;
 use crate::settings::Settings;
 
-/// Where messages and leases are stored. One relay calls one verb at a time; each is one short transaction.
+/// Where messages and leases are stored. A store object belongs to one relay and knows its id; the relay calls one verb at a
+/// time, and each verb is one short transaction of its own.
+///
+/// Four verbs are required: [`acquire`](Store::acquire), [`pending`](Store::pending), [`fetch`](Store::fetch) and
+/// [`acknowledge`](Store::acknowledge). The others are optional, and a store says through three methods which it has:
+/// [`Renewal`], [`Ownership`] and [`FailureNotes`].
+///
+/// What a storage technology must offer for this: an atomic conditional write, which decides who holds a lease, and reading
+/// a bucket's messages in the order in which they were stored. What every store owes the relay: messages leave it through
+/// [`Store::acknowledge`] only, never because of their age; one bucket is never leased to two relays at once; expiry is
+/// measured on one clock, the store's, and moves only forward; and a bucket that no relay can own is reported, not ignored.
 pub trait Store {
-    /// One round: heartbeat, keep, hand back, claim. `busy` buckets are still being published: those above the share are
-    /// kept and come back in [`Acquired::leaving`].
+    /// One round: says that this relay lives, and keeps, hands back and claims leases up to the fair share
+    /// ([`crate::lease::plan`], [`crate::share`]). The guarded write alone decides who owns a bucket.
     ///
     /// # Errors
     /// As [`StoreError`] says.
-    fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError>;
+    fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError>;
 
-    /// Extends leases that have not expired, all or none, and the heartbeat. Never claims and never revives.
-    ///
-    /// # Errors
-    /// As [`StoreError`] says.
-    fn renew(&mut self, leases: &[Lease]) -> Result<bool, StoreError>;
-
-    /// Frees leases that [`Store::acquire`] wanted to hand back once nothing of theirs is being published.
-    ///
-    /// # Errors
-    /// As [`StoreError`] says.
-    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError>;
-
-    /// Which of the buckets have messages.
+    /// Which of the buckets have messages, found without reading the backlog.
     ///
     /// # Errors
     /// As [`StoreError`] says.
@@ -48,29 +46,86 @@ pub trait Store {
     /// As [`StoreError`] says.
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError>;
 
-    /// Removes exactly the named messages, where the lease still holds, and returns for each whether it did.
+    /// Removes exactly the named messages, where the lease still holds, and returns for each whether it did. It is given
+    /// the very messages that [`Store::fetch`] returned, the first of a batch, in order; a message that is gone already is
+    /// no error.
     ///
     /// # Errors
     /// As [`StoreError`] says; then nothing was removed, as far as known.
     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError>;
 
-    /// Notes that the first message of a bucket was refused, for the next owner and for the operator.
+    /// The store, if it can extend leases while messages are on their way.
+    fn renewal(&mut self) -> Option<&mut dyn Renewal> {
+        None
+    }
+
+    /// The store, if it can give up everything at once when the relay stops.
+    fn ownership(&mut self) -> Option<&mut dyn Ownership> {
+        None
+    }
+
+    /// The store, if it remembers refused messages for the next owner.
+    fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
+        None
+    }
+}
+
+/// Leases that last while messages are on their way. Without it a relay acquires only between publishes, and must be told
+/// how long a publish takes at most: [`Settings::max_publish_duration`].
+pub trait Renewal {
+    /// Extends leases that have not expired, all or none, and says that this relay lives. Never claims and never revives;
+    /// says no instead.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError>;
+
+    /// Frees leases that [`Store::acquire`] wanted to hand back, once nothing of theirs is being published.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError>;
+}
+
+/// Leases that are given up when the relay stops gracefully, so that peers have them at once and not after a lease duration.
+pub trait Ownership {
+    /// Marks the relay as stopped, then frees its leases, in this order: if the rest is cut short, leases run out, instead of
+    /// being free and reserved for a ghost. Called at most once, after everything on its way has been answered. Frees by
+    /// owner where it can; `previous`, the buckets of the latest acquisition, may be incomplete. A claim of this relay that
+    /// arrives later must be refused.
+    ///
+    /// # Errors
+    /// As [`StoreError`] says; then the leases end by themselves.
+    fn release(&mut self, previous: &BTreeSet<Bucket>) -> Result<(), StoreError>;
+}
+
+/// Refused messages, remembered over restarts and changes of owner. Without it the waits of a refused message begin anew
+/// with each owner.
+pub trait FailureNotes {
+    /// Notes that a message of a bucket was refused, for the next owner and for the operator.
     ///
     /// # Errors
     /// As [`StoreError`] says.
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError>;
 
-    /// What earlier owners noted of these buckets: at most one failure a bucket, the first whose message still exists.
+    /// What is noted of these buckets: at most one failure a bucket, the first whose message still exists.
     ///
     /// # Errors
     /// As [`StoreError`] says.
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError>;
+}
 
-    /// Marks the relay as stopped, then frees its leases, in this order.
-    ///
-    /// # Errors
-    /// As [`StoreError`] says; then the leases end by themselves.
-    fn release(&mut self) -> Result<(), StoreError>;
+/// What a relay asks of one acquisition.
+#[derive(Debug, Clone, Copy)]
+pub struct Round<'a> {
+    /// How long leases are to last from now.
+    pub lease_duration: Duration,
+    /// The buckets of the latest acquisition that succeeded: where to look first. A hint that survives failures and expired
+    /// leases, never a proof of ownership.
+    pub previous: &'a BTreeSet<Bucket>,
+    /// Buckets with messages on their way: those above the share are kept and come back in [`Acquired::leaving`]. Empty when
+    /// the store has no [`Renewal`].
+    pub busy: &'a BTreeSet<Bucket>,
 }
 
 /// What one batch may hold.
@@ -91,6 +146,8 @@ pub struct Acquired {
     pub leaving: BTreeSet<Bucket>,
     /// Whether something was freed that a peer may claim now.
     pub freed: bool,
+    /// Whether the relay waits so far behind others that it may skip rounds: [`crate::lease::Plan::distant`].
+    pub distant: bool,
 }
 
 /// Messages that the broker acknowledged: the first `len` rows of a batch.
@@ -133,6 +190,9 @@ pub enum StoreError {
     /// The store is gone for good, or this relay must leave it: stop without waiting.
     #[error("{0}")]
     Leave(String),
+    /// It can't work as it is set up, and trying again would not help: the one error that ends a relay, in order.
+    #[error("{0}")]
+    Misconfigured(String),
 }
 
 /// Names a batch on its way.
@@ -220,8 +280,9 @@ pub trait Bell {
 pub enum Order {
     /// Go on with these settings.
     Settings(Box<Settings>),
-    /// Look at the fair share now: a peer came, left, or handed something back.
-    Rebalance,
+    /// Acquire now and read anew what is noted of refused messages: a peer came, left or handed something back, or an operator
+    /// has changed something.
+    LookAgain,
     /// Stop gracefully.
     Stop,
 }

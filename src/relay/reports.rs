@@ -65,8 +65,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
         // The rows are gone whatever else fails, so every flight ends before an error is passed on.
         let failed: Vec<_> = complete.into_iter().filter_map(|id| self.land(id)).collect();
-        for failure in failed {
-            self.store.note_failure(&failure)?;
+        if let Some(notes) = self.store.failure_notes() {
+            for failure in failed {
+                notes.note_failure(&failure)?;
+            }
         }
         Ok(true)
     }

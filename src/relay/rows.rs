@@ -61,10 +61,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             // A sweep over slow buckets must not outlast the lease: renew, then go on with this one. The first after a
             // renewal always goes, or a slow renewal would leave no time for anything.
-            let due = self.tenure.due(&self.settings.lease).is_none_or(|due| due <= now);
-            if (due && started) || !self.may_publish(now) {
+            let due = self.leases_due().is_none_or(|due| due <= now);
+            if (due && (started || self.waits_for_quiet())) || !self.may_publish(now) {
                 self.next_lane = bucket;
-                return Ok(true);
+                return Ok(any || !self.waits_for_quiet());
             }
             started = true;
             self.next_lane = bucket + 1;
@@ -99,7 +99,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn submit_rest(&mut self) -> bool {
         let waiting: Vec<FlightId> =
             self.flights.iter().filter(|(_, flight)| flight.next().is_some()).map(|(id, _)| *id).collect();
-        if !self.may_publish(self.clock.now()) {
+        if !self.may_go_on(self.clock.now()) {
             return false;
         }
         let mut any = false;
@@ -152,7 +152,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.silence.since = self.clock.now();
         }
         self.window.add(batch.len(), batch.bytes());
-        self.flights.insert(id, Flight::new(lane.lease, batch, apart));
+        self.flights.insert(id, Flight::new(lane.lease, now, batch, apart));
         self.hand_over(id);
         Ok(true)
     }

@@ -42,7 +42,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             );
             return;
         }
-        match self.store.release() {
+        let Some(ownership) = self.store.ownership() else { return };
+        match ownership.release(&self.previous) {
             Ok(()) => self.bell.call_peers(),
             Err(error) => warn!(detail = format!("{error}."), "could not release leases; they will expire"),
         }

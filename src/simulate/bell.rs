@@ -33,7 +33,7 @@ impl Bell for Seat {
         world.record(self.me, Verb::CallPeers, Vec::new(), true);
         for (peer, actor) in world.actors.iter_mut().enumerate() {
             if peer != self.me {
-                actor.order(Order::Rebalance);
+                actor.order(Order::LookAgain);
             }
         }
     }
@@ -46,7 +46,7 @@ impl Bell for Seat {
         if let Some(settings) = orders.settings.take() {
             return Some(Order::Settings(settings));
         }
-        std::mem::take(&mut orders.rebalance).then_some(Order::Rebalance)
+        std::mem::take(&mut orders.look_again).then_some(Order::LookAgain)
     }
 
     fn rest(&mut self, wait: Wait, until: Time) {

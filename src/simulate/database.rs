@@ -8,7 +8,9 @@ use crate::bucket::{BUCKET_COUNT_DEFAULT, Bucket};
 use crate::clock::Time;
 use crate::lease::{self, Lease, LeaseRow};
 use crate::message::{Batch, Message};
-use crate::relay::ports::{Acknowledged, Acquired, Failure, Limits, Store, StoreError};
+use crate::relay::ports::{
+    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+};
 
 use super::Seat;
 use super::world::{Verb, World};
@@ -19,6 +21,8 @@ pub(crate) struct Database {
     /// Bytes of every message.
     pub value_size: usize,
     pub lease_duration: Duration,
+    /// Whether leases can be renewed while messages are on their way.
+    pub renews: bool,
     pub failures: BTreeMap<(Bucket, i64), Noted>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
@@ -85,6 +89,7 @@ impl Default for Database {
             bucket_count: BUCKET_COUNT_DEFAULT,
             value_size: 10,
             lease_duration: Duration::ZERO,
+            renews: true,
             failures: BTreeMap::new(),
             damaged: None,
             read_from: Vec::new(),
@@ -166,9 +171,9 @@ impl Database {
         !row.stopped
     }
 
-    fn acquire(&mut self, relay: &str, busy: &BTreeSet<Bucket>, now: Time) -> Acquired {
+    fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time) -> Acquired {
         let alive = self.heartbeat(relay, now);
-        let duration = self.lease_duration;
+        let Round { busy, lease_duration: duration, .. } = round;
         let active: BTreeSet<&str> = self
             .relays
             .iter()
@@ -203,7 +208,7 @@ impl Database {
         }
         let lease = |bucket: Bucket| Lease { bucket, token: self.leases[bucket as usize].token };
         let leases = self.held_by(relay).into_iter().map(lease).collect();
-        Acquired { leases, leaving, freed: !hand_back.is_empty() }
+        Acquired { leases, leaving, freed: !hand_back.is_empty(), distant: plan.distant }
     }
 
     fn free(&mut self, bucket: Bucket, now: Time) {
@@ -212,7 +217,7 @@ impl Database {
         lease.expires_at = now;
     }
 
-    fn renew(&mut self, relay: &str, leases: &[Lease], now: Time) -> bool {
+    fn renew(&mut self, relay: &str, leases: &[Lease], duration: Duration, now: Time) -> bool {
         let lasting = |lease: &Lease| {
             let entry = &self.leases[lease.bucket as usize];
             self.is_owner(relay, lease.bucket, now) && entry.token == lease.token
@@ -220,7 +225,7 @@ impl Database {
         if !leases.iter().all(lasting) {
             return false;
         }
-        let expires_at = now + self.lease_duration;
+        let expires_at = now + duration;
         for lease in leases {
             let entry = &mut self.leases[lease.bucket as usize];
             entry.expires_at = entry.expires_at.max(expires_at);
@@ -311,26 +316,11 @@ fn named(leases: &[Lease]) -> Vec<(Bucket, i64)> {
 }
 
 impl Store for Seat {
-    fn acquire(&mut self, busy: &BTreeSet<Bucket>) -> Result<Acquired, StoreError> {
+    fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
         self.call(Verb::Acquire, |world, relay| {
-            let acquired = world.database.acquire(relay, busy, world.now);
+            let acquired = world.database.acquire(relay, round, world.now);
             let rows = named(&acquired.leases);
             (acquired, rows)
-        })
-    }
-
-    fn renew(&mut self, leases: &[Lease]) -> Result<bool, StoreError> {
-        self.call(Verb::Renew, |world, relay| (world.database.renew(relay, leases, world.now), named(leases)))
-    }
-
-    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
-        self.call(Verb::HandBack, |world, relay| {
-            for lease in leases {
-                if world.database.named(relay, *lease).is_some() {
-                    world.database.free(lease.bucket, world.now);
-                }
-            }
-            ((), named(leases))
         })
     }
 
@@ -364,7 +354,7 @@ impl Store for Seat {
                     value: Some(&value),
                     headers: None,
                     message_id: [0; 16],
-                    version: 0,
+                    handle: &[],
                 });
             }
             (Ok(more), batch.ids(batch.len()).map(|id| (bucket, id)).collect())
@@ -386,6 +376,38 @@ impl Store for Seat {
         })
     }
 
+    fn renewal(&mut self) -> Option<&mut dyn Renewal> {
+        let renews = self.world().database.renews;
+        if renews { Some(self) } else { None }
+    }
+
+    fn ownership(&mut self) -> Option<&mut dyn Ownership> {
+        Some(self)
+    }
+
+    fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
+        Some(self)
+    }
+}
+
+impl Renewal for Seat {
+    fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError> {
+        self.call(Verb::Renew, |world, relay| (world.database.renew(relay, leases, duration, world.now), named(leases)))
+    }
+
+    fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
+        self.call(Verb::HandBack, |world, relay| {
+            for lease in leases {
+                if world.database.named(relay, *lease).is_some() {
+                    world.database.free(lease.bucket, world.now);
+                }
+            }
+            ((), named(leases))
+        })
+    }
+}
+
+impl FailureNotes for Seat {
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
         self.call(Verb::NoteFailure, |world, _| {
             let next_try_at = world.now + failure.wait;
@@ -408,8 +430,10 @@ impl Store for Seat {
             (failures.collect(), Vec::new())
         })
     }
+}
 
-    fn release(&mut self) -> Result<(), StoreError> {
+impl Ownership for Seat {
+    fn release(&mut self, _previous: &BTreeSet<Bucket>) -> Result<(), StoreError> {
         self.call(Verb::Release, |world, relay| {
             if let Some(row) = world.database.relays.get_mut(relay) {
                 row.stopped = true;

@@ -99,7 +99,8 @@ impl Seat {
         let life = panic::catch_unwind(AssertUnwindSafe(|| {
             self.await_turn(self.world());
             let id = self.world().actors[self.me].id.clone();
-            let ended = Relay::new(self.clone(), self.clone(), self.clone(), self.clone(), settings, &id).run();
+            let relay = Relay::new(self.clone(), self.clone(), self.clone(), self.clone(), settings, &id);
+            let ended = relay.expect("settings that agree").run();
             let mut world = self.world();
             world.leave(self.me, ended);
             world.pass_turn();

@@ -67,7 +67,7 @@ pub(super) enum Whereabouts {
 pub(super) struct Orders {
     pub stop: bool,
     pub settings: Option<Box<Settings>>,
-    pub rebalance: bool,
+    pub look_again: bool,
 }
 
 /// What a relay can ask of its ports.
@@ -237,7 +237,7 @@ impl Actor {
         match order {
             Order::Stop => self.orders.stop = true,
             Order::Settings(settings) => self.orders.settings = Some(settings),
-            Order::Rebalance => self.orders.rebalance = true,
+            Order::LookAgain => self.orders.look_again = true,
         }
         self.latch = true;
     }
