@@ -89,11 +89,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// When to acquire or renew; none means at once.
     pub(super) fn leases_due(&self) -> Option<Time> {
         let rebalance = self.tenure.rebalance_due(&self.settings.lease)?;
-        let sooner = match self.budget {
-            None => self.tenure.renewal_due(),
-            Some(budget) => self.tenure.publish_until(budget).filter(|_| !self.lanes.is_empty()),
-        };
-        Some(sooner.map_or(rebalance, |sooner| rebalance.min(sooner)))
+        let renewal = self.tenure.renewal_due().filter(|_| self.budget.is_none());
+        Some(renewal.map_or(rebalance, |renewal| rebalance.min(renewal)))
     }
 
     /// Whether something on its way has to be answered before leases are acquired again, for nobody renews them meanwhile.

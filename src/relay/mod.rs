@@ -22,6 +22,8 @@ mod rows;
 mod stop;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_options;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

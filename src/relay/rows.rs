@@ -64,6 +64,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             let due = self.leases_due().is_none_or(|due| due <= now);
             if (due && (started || self.waits_for_quiet())) || !self.may_publish(now) {
                 self.next_lane = bucket;
+                if self.budget.is_some() {
+                    // Too old for a whole publish, though not yet due.
+                    self.tenure.suspend();
+                }
                 return Ok(any || !self.waits_for_quiet());
             }
             started = true;
@@ -129,10 +133,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             fetched?;
             if empty {
                 self.lanes.get_mut(&bucket).expect("fetching changes no lanes").found_empty();
-            } else {
-                warn!("reading a batch outlasted the lease; the batch is not published");
+                return Ok(false);
             }
-            return Ok(false);
+            warn!("reading a batch took too long for the lease; the batch is not published");
+            self.tenure.suspend();
+            return Ok(true);
         }
         let more = fetched?;
         let now = self.clock.now();

@@ -26,6 +26,8 @@ pub(crate) struct Database {
     pub failures: BTreeMap<(Bucket, i64), Noted>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
+    /// What acquisitions were told to look at first.
+    pub hints: Vec<BTreeSet<Bucket>>,
     /// Where reading began: bucket and position.
     pub read_from: Vec<(Bucket, i64)>,
     messages: BTreeSet<(Bucket, i64)>,
@@ -74,6 +76,8 @@ pub(crate) enum Hindrance {
     Fails(Failing),
     /// The store is gone.
     Gone,
+    /// It says that trying again would not help.
+    Misconfigured,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +96,7 @@ impl Default for Database {
             renews: true,
             failures: BTreeMap::new(),
             damaged: None,
+            hints: Vec::new(),
             read_from: Vec::new(),
             messages: BTreeSet::new(),
             leases: Vec::new(),
@@ -150,6 +155,12 @@ impl Database {
         lease.relay_id.as_deref() == Some(relay) && lease.expires_at > now
     }
 
+    /// An operator takes the message away, and what is noted of it.
+    pub fn skip(&mut self, bucket: Bucket, id: i64) {
+        self.messages.remove(&(bucket, id));
+        self.failures.remove(&(bucket, id));
+    }
+
     /// Somebody whom nobody knows takes the bucket for the duration of a lease, whoever had it.
     pub fn steal(&mut self, bucket: Bucket, now: Time) {
         let expires_at = now + self.lease_duration;
@@ -173,7 +184,9 @@ impl Database {
 
     fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time) -> Acquired {
         let alive = self.heartbeat(relay, now);
-        let Round { busy, lease_duration: duration, .. } = round;
+        let Round { busy, lease_duration: duration, previous } = round;
+        self.hints.push(previous.clone());
+        assert!(self.renews || busy.is_empty(), "{relay} acquires while {busy:?} are busy and nobody renews");
         let active: BTreeSet<&str> = self
             .relays
             .iter()
@@ -293,6 +306,7 @@ impl Seat {
         let failed = Err(StoreError::Retry("the store is down".to_owned()));
         let answer = match hindrance {
             Some(Hindrance::Gone) => Err(StoreError::Leave("the store is gone".to_owned())),
+            Some(Hindrance::Misconfigured) => Err(StoreError::Misconfigured("no bucket fits".to_owned())),
             Some(Hindrance::Fails(Failing::BeforeEffect)) => failed,
             _ => {
                 let relay = world.actors[self.me].id.clone();
