@@ -41,5 +41,5 @@ pub mod kafka;
 #[cfg(feature = "pg15")]
 #[allow(unsafe_code, reason = "the first wall")]
 mod postgres;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulate"))]
 mod simulate;

@@ -9,13 +9,13 @@ use crate::relay::ports::{Bell, Clock, Order, Wait};
 use super::Seat;
 use super::world::{Rest, Verb, Whereabouts};
 
-impl Clock for Seat {
+impl Clock for Seat<'_> {
     fn now(&self) -> Time {
         self.world().now
     }
 }
 
-impl Bell for Seat {
+impl Bell for Seat<'_> {
     fn take(&mut self, bucket: Bucket) -> Option<i64> {
         self.world().bells.remove(&bucket)
     }

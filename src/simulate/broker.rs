@@ -215,7 +215,7 @@ impl Client {
     }
 }
 
-impl Publisher for Seat {
+impl Publisher for Seat<'_> {
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
         let mut world = self.world();
         let world = &mut *world;

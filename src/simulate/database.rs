@@ -288,7 +288,7 @@ impl World {
     }
 }
 
-impl Seat {
+impl Seat<'_> {
     /// One call of the store, with what hinders it.
     fn call<T>(
         &self,
@@ -329,7 +329,7 @@ fn named(leases: &[Lease]) -> Vec<(Bucket, i64)> {
     leases.iter().map(|lease| (lease.bucket, lease.token)).collect()
 }
 
-impl Store for Seat {
+impl Store for Seat<'_> {
     fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
         self.call(Verb::Acquire, |world, relay| {
             let acquired = world.database.acquire(relay, round, world.now);
@@ -404,7 +404,7 @@ impl Store for Seat {
     }
 }
 
-impl Renewal for Seat {
+impl Renewal for Seat<'_> {
     fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError> {
         self.call(Verb::Renew, |world, relay| (world.database.renew(relay, leases, duration, world.now), named(leases)))
     }
@@ -421,7 +421,7 @@ impl Renewal for Seat {
     }
 }
 
-impl FailureNotes for Seat {
+impl FailureNotes for Seat<'_> {
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
         self.call(Verb::NoteFailure, |world, _| {
             let next_try_at = world.now + failure.wait;
@@ -446,7 +446,7 @@ impl FailureNotes for Seat {
     }
 }
 
-impl Ownership for Seat {
+impl Ownership for Seat<'_> {
     fn release(&mut self, _previous: &BTreeSet<Bucket>) -> Result<(), StoreError> {
         self.call(Verb::Release, |world, relay| {
             if let Some(row) = world.database.relays.get_mut(relay) {

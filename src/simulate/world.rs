@@ -1,6 +1,5 @@
 //! The clock, what is to happen when, who has the turn, and a journal of what the relays did.
 
-use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -29,16 +28,14 @@ pub(crate) struct World {
     /// Bells of the buckets: the lowest id committed since somebody took it.
     pub bells: BTreeMap<Bucket, i64>,
     pub(super) actors: Vec<Actor>,
-    /// Whose thread may run.
-    pub(super) turn: Option<usize>,
-    /// The first panic of a relay or of the script.
-    pub(super) wreck: Option<Box<dyn Any + Send>>,
+    /// Who had the turn last.
+    turn: usize,
     events: BTreeMap<(Time, u64), Event>,
     next_event: u64,
     steps: usize,
 }
 
-type Event = Box<dyn FnOnce(&mut World) + Send>;
+type Event = Box<dyn FnOnce(&mut World)>;
 
 /// A relay as the world sees it.
 #[derive(Debug)]
@@ -125,8 +122,7 @@ impl World {
             ended: BTreeMap::new(),
             bells: BTreeMap::new(),
             actors: Vec::new(),
-            turn: None,
-            wreck: None,
+            turn: 0,
             events: BTreeMap::new(),
             next_event: 0,
             steps: 0,
@@ -151,34 +147,34 @@ impl World {
         self.ended.insert(actor.id.clone(), (self.now, ended));
     }
 
-    pub fn schedule(&mut self, time: Time, event: impl FnOnce(&mut World) + Send + 'static) {
+    pub fn schedule(&mut self, time: Time, event: impl FnOnce(&mut World) + 'static) {
         self.events.insert((time, self.next_event), Box::new(event));
         self.next_event += 1;
     }
 
-    /// Lets time go on to whatever is next, and gives the turn to the relay that it concerns.
-    pub(super) fn pass_turn(&mut self) {
-        let previous = self.turn.take().unwrap_or(0);
+    /// Lets time go on to whatever is next, and names the relay that it concerns; none when all have ended.
+    pub(super) fn next_turn(&mut self) -> Option<usize> {
         while self.actors.iter().any(|actor| actor.whereabouts != Whereabouts::Ended) {
             while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= self.now) {
                 event.remove()(self);
             }
             // In turn, so that a relay which never rests does not hide the others.
             let ready = |actor: &usize| self.actors[*actor].due(self.now).is_some_and(|due| due <= self.now);
-            let mut in_turn = (previous + 1..self.actors.len()).chain(0..self.actors.len());
+            let mut in_turn = (self.turn + 1..self.actors.len()).chain(0..self.actors.len());
             if let Some(next) = in_turn.find(ready) {
                 self.step();
                 if matches!(self.actors[next].whereabouts, Whereabouts::Resting(_)) {
                     self.actors[next].latch = false;
                 }
-                self.turn = Some(next);
-                return;
+                self.turn = next;
+                return Some(next);
             }
             let due = self.actors.iter().filter_map(|actor| actor.due(self.now)).min();
             let event = self.events.first_key_value().map(|((time, _), _)| *time);
             self.now = [due, event].into_iter().flatten().min().expect("a relay that has not ended is due");
             self.steps = 0;
         }
+        None
     }
 
     fn step(&mut self) {
