@@ -10,7 +10,8 @@
 //!    ([`share`], [`lease`], sql/statements/claim_leases.sql). The launcher keeps the relays alive (postgres/launcher.rs,
 //!    postgres/worker.rs).
 //! 4. The relay loop ([`relay`]) reads a batch of the bucket from its position and waits until its commits are safe on disk
-//!    (postgres/fetch.rs), as far as the window allows ([`window`]).
+//!    (postgres/fetch.rs), as far as the window allows ([`window`]), and up to where messages wait for those of an earlier
+//!    bucket count ([`fence`]).
 //! 5. The rows are handed to librdkafka (kafka/producer.rs), whose properties partly are law ([`properties`]).
 //! 6. Delivery reports come back (kafka/report.rs) and say how much of the batch is acknowledged ([`prefix`]). Exactly those
 //!    rows are removed (postgres/store.rs, sql/statements/acknowledge_range.sql). What failed is tried again after a wait
@@ -24,6 +25,7 @@
 pub mod backoff;
 pub mod bucket;
 pub mod clock;
+pub mod fence;
 pub mod headers;
 pub mod lease;
 pub mod message;
