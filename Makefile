@@ -20,7 +20,7 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test check-pure check-kafka lint demo psql listen stop bench soak clean
+.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench soak clean
 
 help:
 	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
@@ -56,7 +56,7 @@ install:
 
 # Tests
 
-test: prepare lint check-pure check-kafka servers
+test: prepare lint check-pure check-kafka servers test-hooks
 	@$(step) 'Testing the checker' cargo test $(pg_test) --lib
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
@@ -65,6 +65,7 @@ test: prepare lint check-pure check-kafka servers
 lint: prepare
 	@$(step) 'Checking the format' cargo fmt --all --check
 	@$(step) 'Clippy: the extension' cargo clippy $(extension) --all-targets -- -D warnings
+	@$(step) 'Clippy: the extension with test hooks' cargo clippy $(extension) --all-targets --features test-hooks -- -D warnings
 	@$(step) 'Clippy: the rules alone' cargo clippy $(extension) --all-targets --no-default-features -- -D warnings
 	@$(step) 'Clippy: tests, demo and benchmark' cargo clippy $(pg_test) --all-targets -- -D warnings
 
@@ -74,7 +75,7 @@ check-pure: prepare
 check-kafka: prepare
 	@$(step) 'Testing the wall to Kafka' cargo test --release --no-default-features --features kafka --lib kafka::
 
-soak: servers
+soak: servers test-hooks
 	@OUTBOX_RELAY_SOAK=1 $(step) 'Testing the guarantees the long way' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,Soak tests passed)
 
@@ -87,6 +88,13 @@ servers: prepare
 	@$(step) 'Building demo and benchmark' cargo build $(pg_test) --bins
 	@$(step) 'Copying PostgreSQL to a place of its own' pg_test/bin/private-postgres
 	@DESTDIR= $(step) 'Installing the extension there' pg_test/bin/install "$$(pg_test/bin/private-postgres)"
+
+# Another private PostgreSQL, with an extension that crashes where a test wants it to.
+test-hooks: prepare
+	@$(step) 'Building the extension with test hooks' cargo build --release -p outbox_relay_test_hooks
+	@$(step) 'Copying PostgreSQL to another place' pg_test/bin/private-postgres pg-hooks
+	@DESTDIR= $(step) 'Installing the extension with test hooks there' \
+		pg_test/bin/install "$$(pg_test/bin/private-postgres pg-hooks)" liboutbox_relay_test_hooks.so
 
 demo: servers
 	@$(with_state) cargo run -q $(pg_test) --bin demo

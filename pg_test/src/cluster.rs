@@ -107,6 +107,12 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// Runs the server whose extension has the test hooks, from its next start on.
+    pub fn use_test_hooks(&mut self) -> Result<()> {
+        self.programs = state::postgres_programs_with_test_hooks()?;
+        Ok(())
+    }
+
     /// Appends settings to postgresql.conf; they count from the next start or reload on.
     pub fn configure(&self, settings: &[(&str, &str)]) -> Result<()> {
         let path = self.data.join("postgresql.conf");

@@ -123,11 +123,17 @@ pub fn send(pid: i32, signal: Signal) -> Result<()> {
 
 /// Whether a process of this id exists and is no zombie.
 pub fn alive(pid: i32) -> bool {
+    state(pid).is_some_and(|state| state != 'Z')
+}
+
+/// Whether a process of this id was stopped by a signal.
+pub fn stopped(pid: i32) -> bool {
+    state(pid) == Some('T')
+}
+
+fn state(pid: i32) -> Option<char> {
     // The state letter follows the name, which is in parentheses and may hold anything.
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .ok()
-        .and_then(|stat| stat.rsplit(')').next().map(|rest| !rest.trim_start().starts_with('Z')))
-        .unwrap_or(false)
+    fs::read_to_string(format!("/proc/{pid}/stat")).ok()?.rsplit(')').next()?.trim_start().chars().next()
 }
 
 /// Anonymous memory of a process in bytes: what it allocated, without the shared buffers it looked at.

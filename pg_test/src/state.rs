@@ -32,6 +32,16 @@ pub fn postgres_programs() -> Result<PathBuf> {
     Ok(versions.join(newest.to_string()).join("bin"))
 }
 
+/// The programs of the other private copy, whose extension has the test hooks.
+pub fn postgres_programs_with_test_hooks() -> Result<PathBuf> {
+    let state = directory()?;
+    let shipped = postgres_programs()?;
+    let place = shipped.strip_prefix(state.join("pg")).with_context(|| format!("{shipped:?} is no private copy"))?;
+    let programs = state.join("pg-hooks").join(place);
+    ensure!(programs.is_dir(), "no Postgres with test hooks in {programs:?}; \"make test-hooks\" makes it");
+    Ok(programs)
+}
+
 /// The class path of the broker.
 pub fn kafka_libraries() -> Result<PathBuf> {
     let libraries = directory()?.join("kafka/libs");

@@ -239,8 +239,9 @@ impl Launcher {
                     watch.start_at = short.then(|| now + LIFE_MIN);
                 }
                 Outcome::Crashed => {
-                    // The first time it comes back at once, and no faster each time after that.
-                    watch.failures = if short || watch.failures > 0 { watch.failures + 1 } else { 1 };
+                    // The first time it comes back at once, and no faster each time after that, until one has lived long.
+                    let lived_long = now.since(started) > RESTART_MAX;
+                    watch.failures = if lived_long { 1 } else { watch.failures + 1 };
                     let wait = match watch.failures {
                         1 => Duration::ZERO,
                         failures => (LIFE_MIN * 2u32.saturating_pow(failures - 2)).min(RESTART_MAX),

@@ -20,6 +20,7 @@ mod shared;
 mod stamp;
 mod status;
 mod store;
+mod test_hooks;
 mod worker;
 
 use std::ffi::CStr;
@@ -49,6 +50,8 @@ pub extern "C-unwind" fn _PG_init() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         refuse_late_loading();
     }
+    // Before the prefix of the settings is reserved.
+    test_hooks::define();
     gucs::define();
     share_memory();
     bell::install();

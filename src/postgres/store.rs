@@ -25,6 +25,7 @@ use super::rest;
 use super::session::{self, Session, SqlError, Statement, arg};
 use super::shared::{Database, Header, Slot};
 use super::stamp::{self, Permission};
+use super::test_hooks;
 
 use pg_sys::{FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTARRAYOID, TEXTOID};
 
@@ -291,9 +292,11 @@ impl Store for PgStore {
             leases.sort_unstable();
             let freed = !hand_back.is_empty() || freed_dead > 0;
             let acquired = Acquired { leases, leaving: leaving.into_iter().collect(), freed, distant: plan.distant };
+            test_hooks::reach("in_acquire");
             Ok((acquired, stranded, bucket_count as u32))
         })?;
         self.shout_stranded(stranded, bucket_count);
+        test_hooks::reach("after_acquire");
         Ok(acquired)
     }
 
@@ -346,6 +349,7 @@ impl Store for PgStore {
     }
 
     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+        test_hooks::reach("before_acknowledge");
         // By range first; if any row of a batch has changed meanwhile the whole transaction is done again by lists of ids.
         let done = match self
             .transaction(c"removing acknowledged messages", |session| self.remove_ranges(session, acknowledged))?
@@ -355,6 +359,7 @@ impl Store for PgStore {
                 self.must(c"removing acknowledged messages", |session| Ok(self.remove_lists(session, acknowledged)))?
             }
         };
+        test_hooks::reach("after_acknowledge");
         for (one, _) in acknowledged.iter().zip(&done).filter(|(_, done)| **done) {
             let bucket = one.lease.bucket as usize;
             self.database.acknowledged[bucket].fetch_add(one.len as u64, Ordering::Relaxed);
@@ -438,6 +443,7 @@ impl Ownership for PgStore {
             self.statements.stop_relay.run(session, &[self.me()]);
             Ok(())
         })?;
+        test_hooks::reach("in_release");
         self.must(c"releasing leases", |session| {
             self.statements.release_leases.run(session, &[self.me()]);
             Ok(())
@@ -464,6 +470,7 @@ impl PgStore {
             self.end_failures(session, one);
             done.push(true);
         }
+        test_hooks::reach("in_acknowledge");
         Ok(done)
     }
 

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::kafka::{Caretaker, KafkaPublisher, Ring};
+use crate::kafka::{Caretaker, Ring};
 use crate::properties::Properties;
 use crate::relay::ports::{Bell, Clock as _, Order, Wait};
 use crate::relay::{Ended, Relay};
@@ -24,6 +24,7 @@ use super::shared::{self, Database, Header, Outcome, Slot};
 use super::stamp::{self, Permission};
 use super::status::State;
 use super::store::PgStore;
+use super::test_hooks::KafkaPublisher;
 use super::{capital, gucs, log, now};
 
 /// How often an idle worker looks whether it may begin.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
+use outbox_relay_pg_test::process;
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
@@ -17,6 +18,7 @@ pub fn trials() -> Vec<Trial> {
             sigkill_of_a_relay_restarts_the_server_and_loses_nothing,
             terminated_relay_is_back_within_seconds_and_loses_nothing,
             terminated_launcher_is_back_within_seconds,
+            relay_that_crashes_at_any_point_loses_nothing,
             restart_under_load_loses_nothing,
     ]
 }
@@ -102,6 +104,51 @@ fn terminated_launcher_is_back_within_seconds(scene: &mut Scene) -> Result<()> {
     // It does its work: it knows the relays that run and adds one.
     scene.cluster.set("outbox_relay.workers", "2")?;
     wait_until_shared(&mut client, 2, PATIENCE)?;
+    require_nothing_lost(scene, load, &topic)
+}
+
+/// The points are those of src/postgres/test_hooks.rs.
+fn relay_that_crashes_at_any_point_loses_nothing(scene: &mut Scene) -> Result<()> {
+    const POINTS: [&str; 7] = [
+        "in_acquire",
+        "after_acquire",
+        "after_submit",
+        "before_acknowledge",
+        "in_acknowledge",
+        "after_acknowledge",
+        "in_release",
+    ];
+    scene.expect_complaint("FATAL:  crash wanted by a test: ");
+    scene.cluster.use_test_hooks()?;
+    // Leases outlast the test: who waits for their end does not come back in time.
+    let mut client = scene.start(&[
+        ("outbox_relay.workers", "4"),
+        ("outbox_relay.lease_duration", "10min"),
+        ("outbox_relay.lease_renew_interval", "500ms"),
+    ])?;
+    let topic = scene.topic(4)?;
+    let load = start_load(scene, &topic)?;
+    for point in POINTS {
+        // By turns, since a worker that crashes again and again is started ever later.
+        let victim = wait_until_shared(&mut client, 4, PATIENCE)?[0].pid;
+        scene.cluster.set("outbox_relay.test_crash", &format!("{point}:{victim}"))?;
+        if point == "in_release" {
+            client.execute("select pg_terminate_backend($1)", &[&victim])?;
+        }
+        wait::until_true(format!("relay {victim} has crashed {point}"), PATIENCE, || Ok(!process::alive(victim)))?;
+        wait::until(format!("all buckets have another relay after the crash {point}"), SECONDS, || {
+            let relays = relays(&mut client)?;
+            let held: i64 = relays.iter().filter(|relay| relay.pid != victim).map(|relay| relay.leased_buckets).sum();
+            Ok(if held == 8 { Seen::Reached(()) } else { Seen::NotYet(format!("{relays:?}")) })
+        })?;
+        load.wait_for_more(100, PATIENCE)?;
+    }
+    let log = scene.cluster.log()?;
+    for point in POINTS {
+        let crashes = log.lines_with("crash wanted by a test: ").filter(|line| line.ends_with(point)).count();
+        ensure!(crashes == 1, "{crashes} crashes {point}");
+    }
+    wait_until_shared(&mut client, 4, PATIENCE)?;
     require_nothing_lost(scene, load, &topic)
 }
 

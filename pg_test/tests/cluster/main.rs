@@ -8,6 +8,7 @@ mod scene;
 mod copies;
 mod crash;
 mod databases;
+mod fleet;
 mod harness;
 mod host;
 mod identity;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         order::trials(),
         identity::trials(),
         sharing::trials(),
+        fleet::trials(),
         record::trials(),
         latency::trials(),
         host::trials(),

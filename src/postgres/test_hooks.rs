@@ -1,0 +1,102 @@
+//! Crashes where a test wants them: compiled in by the feature `test-hooks` alone, else each call is nothing.
+//!
+//! `outbox_relay.test_crash = 'POINT:PID'` makes the worker of this process id end when it next reaches the point, as by an
+//! internal FATAL error: exit code 1, its transaction is aborted, nothing is stopped in order and nothing is released. The
+//! server lives on. The points, in the order a message meets them; each lies in a wall, so that the relay loop knows of none:
+//!
+//! | point | what has happened |
+//! | --- | --- |
+//! | `in_acquire` | leases are written, not yet committed |
+//! | `after_acquire` | leases are committed, the relay does not know |
+//! | `after_submit` | the Kafka client has taken messages |
+//! | `before_acknowledge` | the broker has acknowledged them, the rows are there |
+//! | `in_acknowledge` | the rows are deleted, not yet committed |
+//! | `after_acknowledge` | the rows are gone, the relay does not know |
+//! | `in_release` | the stopping relay is marked as stopped, its leases are still its own |
+
+pub use hooks::{KafkaPublisher, define, reach};
+
+#[cfg(not(feature = "test-hooks"))]
+mod hooks {
+    pub use crate::kafka::KafkaPublisher;
+
+    pub fn define() {}
+
+    pub fn reach(_point: &str) {}
+}
+
+#[cfg(feature = "test-hooks")]
+mod hooks {
+    use std::ffi::CString;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use pgrx::pg_sys::elog::PgLogLevel;
+    use pgrx::pg_sys::errcodes::PgSqlErrorCode;
+    use pgrx::pg_sys::panic::ErrorReport;
+    use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+
+    use crate::kafka::{Caretaker, KafkaPublisher as Publisher, Ring};
+    use crate::message::Batch;
+    use crate::properties::Properties;
+    use crate::relay::ports::{self, FlightId, Report, Submitted};
+
+    static CRASH: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
+    pub fn define() {
+        GucRegistry::define_string_guc(
+            c"outbox_relay.test_crash",
+            c"Where the worker of a process id crashes next, as POINT:PID.",
+            c"Tests only.",
+            &CRASH,
+            GucContext::Sighup,
+            GucFlags::default(),
+        );
+    }
+
+    /// Ends the process if it is the one, and the point the one, that the setting names.
+    pub fn reach(point: &str) {
+        let Some(crash) = CRASH.get() else { return };
+        if crash.to_str().is_ok_and(|crash| crash == format!("{point}:{}", std::process::id())) {
+            ErrorReport::new(
+                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+                format!("crash wanted by a test: {point}"),
+                "outbox_relay",
+            )
+            .report(PgLogLevel::FATAL);
+        }
+    }
+
+    /// A publisher with a point behind its submission.
+    pub struct KafkaPublisher(Publisher);
+
+    impl KafkaPublisher {
+        pub fn new(properties: Properties, ring: Ring, caretaker: Caretaker) -> Result<Self, String> {
+            Publisher::new(properties, ring, caretaker).map(Self)
+        }
+
+        pub fn close(self) -> Arc<AtomicBool> {
+            self.0.close()
+        }
+    }
+
+    impl ports::Publisher for KafkaPublisher {
+        fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
+            let submitted = self.0.submit(flight, batch, from);
+            reach("after_submit");
+            submitted
+        }
+
+        fn submit_apart(&mut self, flight: FlightId, batch: &Batch) -> Submitted {
+            self.0.submit_apart(flight, batch)
+        }
+
+        fn collect(&mut self, reports: &mut Vec<Report>) {
+            self.0.collect(reports);
+        }
+
+        fn purge(&mut self) {
+            self.0.purge();
+        }
+    }
+}
