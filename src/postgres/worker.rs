@@ -337,8 +337,10 @@ impl Worker {
         log::write_waiting(|text| self.slot.note_error(text, now()));
         match ended {
             Ended::Stopped => info!(relay_id, "relay stopped"),
-            Ended::Left(reason) | Ended::Misconfigured(reason) => {
-                info!(detail = format!("{}.", capital(&reason)), "relay left")
+            Ended::Left(reason) => info!(detail = format!("{}.", capital(&reason)), "relay left"),
+            // Trying again at once would not help.
+            Ended::Misconfigured(reason) => {
+                self.hold(&mut rest, State::Misconfigured, &format!("{}.", capital(&reason)))
             }
         }
         rest
