@@ -77,10 +77,3 @@ create function outbox.decode_headers(headers bytea) returns jsonb
     as 'MODULE_PATHNAME', 'outbox_decode_headers';
 comment on function outbox.decode_headers(bytea) is
     'headers of a stored message as an array of [name, value] pairs; a value that is no UTF-8 text is {"base64": ...}';
-
-create function outbox.bucket_count() returns integer
-    language sql stable parallel safe
-    begin atomic
-        select coalesce((select s.value::integer from outbox.setting s where s.name = 'bucket_count'), 8);
-    end;
-comment on function outbox.bucket_count() is 'number of buckets of this database';

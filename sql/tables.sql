@@ -133,8 +133,24 @@ create table outbox.setting (
     )
 );
 comment on table outbox.setting is 'settings that belong to the data and travel with a dump; an absent row is the default';
-comment on column outbox.setting.name is 'bucket_count: number of buckets, 1 to 1024, default 8';
+comment on column outbox.setting.name is 'bucket_count: number of buckets, 1 to 1024, default 8; changed by outbox.set_bucket_count() only, for else keys lose their order and messages their relay';
 comment on column outbox.setting.value is 'value of the setting';
+
+-- Seeded by nobody, as above.
+create table outbox.bucket_change (
+    fence_id bigint not null,
+    bucket_count integer not null,
+    changed_at timestamptz not null default pg_catalog.clock_timestamp(),
+    changed_by text collate "C" not null,
+    constraint bucket_change_pkey primary key (fence_id),
+    constraint bucket_change_fence_check check (fence_id >= 0),
+    constraint bucket_change_count_check check (bucket_count between 1 and 1024)
+);
+comment on table outbox.bucket_change is 'changes of the bucket count whose old messages may not all be published; made by outbox.set_bucket_count(), removed by the relays';
+comment on column outbox.bucket_change.fence_id is 'last id before the change: no message above it is published as long as one at or below it is left';
+comment on column outbox.bucket_change.bucket_count is 'the bucket count until then, which the messages at or below the fence were stored with';
+comment on column outbox.bucket_change.changed_at is 'time of the change';
+comment on column outbox.bucket_change.changed_by is 'role that called outbox.set_bucket_count()';
 
 -- Whether to publish --------------------------------------------------------------------------------------------------
 
@@ -151,8 +167,41 @@ comment on column outbox.publishing.stamp is 'server and database that may publi
 comment on column outbox.publishing.paused_at is 'when outbox.pause() was called, or null';
 comment on column outbox.publishing.pause_reason is 'the reason that was given';
 
--- Unsent messages and settings are the user's data; leases, heartbeats and failures mean nothing elsewhere.
+-- Skipped messages ----------------------------------------------------------------------------------------------------
+
+-- The columns of outbox.message and three more. No key: nothing looks here but people, and an id may come twice by hand.
+create table outbox.skipped (
+    bucket integer not null,
+    id bigint not null,
+    topic text collate "C" not null,
+    partition integer,
+    key bytea,
+    value bytea,
+    headers bytea,
+    message_id uuid not null,
+    created_at timestamptz not null,
+    skipped_at timestamptz not null default pg_catalog.clock_timestamp(),
+    skipped_by text collate "C" not null,
+    reason text not null
+);
+comment on table outbox.skipped is 'messages that outbox.skip() took out of outbox.message unpublished; kept until somebody deletes them';
+comment on column outbox.skipped.bucket is 'as in outbox.message';
+comment on column outbox.skipped.id is 'as in outbox.message';
+comment on column outbox.skipped.topic is 'as in outbox.message';
+comment on column outbox.skipped.partition is 'as in outbox.message';
+comment on column outbox.skipped.key is 'as in outbox.message';
+comment on column outbox.skipped.value is 'as in outbox.message';
+comment on column outbox.skipped.headers is 'as in outbox.message';
+comment on column outbox.skipped.message_id is 'as in outbox.message';
+comment on column outbox.skipped.created_at is 'as in outbox.message';
+comment on column outbox.skipped.skipped_at is 'when outbox.skip() was called';
+comment on column outbox.skipped.skipped_by is 'role that called it';
+comment on column outbox.skipped.reason is 'the reason that was given';
+
+-- Messages, skipped ones too, and settings are the user's data; leases, heartbeats and failures mean nothing elsewhere.
 select pg_catalog.pg_extension_config_dump('outbox.message', '');
 select pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 select pg_catalog.pg_extension_config_dump('outbox.setting', '');
+select pg_catalog.pg_extension_config_dump('outbox.bucket_change', '');
+select pg_catalog.pg_extension_config_dump('outbox.skipped', '');
 select pg_catalog.pg_extension_config_dump('outbox.publishing', '');

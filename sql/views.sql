@@ -62,6 +62,36 @@ comment on column outbox.pg_stat_relay.started_at is 'first heartbeat';
 comment on column outbox.pg_stat_relay.last_seen is 'latest heartbeat';
 comment on column outbox.pg_stat_relay.stats_reset is 'since when the counters count';
 
+-- What is left is counted up to 1,000 rows, bucket by bucket: the rows above the fence may be many.
+create view outbox.pg_stat_bucket_change as
+select c.fence_id,
+       c.bucket_count,
+       l.rows_left,
+       c.changed_at,
+       c.changed_by
+from outbox.bucket_change c
+cross join lateral (
+    select count(*) as rows_left
+    from (
+        select
+        from pg_catalog.generate_series(
+            0, (select max(e.bucket_count) from outbox.bucket_change e where e.fence_id <= c.fence_id) - 1
+        ) b (bucket)
+        cross join lateral (
+            select from outbox.message m where m.bucket = b.bucket and m.id <= c.fence_id limit 1000
+        ) m
+        limit 1000
+    ) r
+) l
+where l.rows_left > 0;
+
+comment on view outbox.pg_stat_bucket_change is 'changes of the bucket count that messages still wait for: those above the fence for those at or below it';
+comment on column outbox.pg_stat_bucket_change.fence_id is 'last id before the change';
+comment on column outbox.pg_stat_bucket_change.bucket_count is 'the bucket count until then';
+comment on column outbox.pg_stat_bucket_change.rows_left is 'messages at or below the fence that are still to be published, counted up to 1000';
+comment on column outbox.pg_stat_bucket_change.changed_at is 'time of the change';
+comment on column outbox.pg_stat_bucket_change.changed_by is 'role that called outbox.set_bucket_count()';
+
 -- The backlog is counted up to 1,000 rows a bucket: a view that reads the whole table is no help in an incident.
 create view outbox.pg_stat_bucket as
 select b.bucket,
@@ -72,6 +102,7 @@ select b.bucket,
            when f.id is not null then 'failing'
            when o.id is null then 'empty'
            when l.relay_id is null or l.expires_at <= pg_catalog.clock_timestamp() then 'unowned'
+           when o.id > (select min(c.fence_id) from outbox.pg_stat_bucket_change c) then 'fenced'
            else 'pending'
        end as state,
        (select count(*) from (select from outbox.message m where m.bucket = b.bucket limit 1000) c) as backlog,
@@ -108,7 +139,7 @@ comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.buck
 comment on column outbox.pg_stat_bucket.relay_id is 'the relay named by the lease';
 comment on column outbox.pg_stat_bucket.token is 'grows at every change of owner';
 comment on column outbox.pg_stat_bucket.lease_expires_at is 'when the lease ends unless it is renewed';
-comment on column outbox.pg_stat_bucket.state is 'empty, pending, failing (the broker refuses its first message), unowned (rows, but no relay holds a lease)';
+comment on column outbox.pg_stat_bucket.state is 'empty, pending, failing (the broker refuses its first message), unowned (rows, but no relay holds a lease), fenced (its messages wait for those of an earlier bucket count, see outbox.pg_stat_bucket_change)';
 comment on column outbox.pg_stat_bucket.backlog is 'rows waiting, counted up to 1000';
 comment on column outbox.pg_stat_bucket.oldest_created_at is 'when the first waiting row was stored';
 comment on column outbox.pg_stat_bucket.oldest_age is 'how long it has been waiting';

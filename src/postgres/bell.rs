@@ -25,6 +25,8 @@ struct Pending {
     unknown: bool,
     /// The launcher is to look at this database.
     announce: bool,
+    /// An operator has changed something: the relays are to look at everything again.
+    call: bool,
 }
 
 thread_local! {
@@ -52,6 +54,11 @@ pub fn touched_everything() {
 /// The commit of this transaction asks the launcher to look at the database.
 pub fn announce_at_commit() {
     PENDING.with_borrow_mut(|pending| pending.announce = true);
+}
+
+/// The commit of this transaction changes what relays may or have to do.
+pub fn call_at_commit() {
+    PENDING.with_borrow_mut(|pending| pending.call = true);
 }
 
 /// Rows of which nothing is known are about to become visible.
@@ -100,11 +107,14 @@ fn ring(header: &shared::Header, oid: pg_sys::Oid, pending: Pending) {
     if pending.announce {
         header.announce(oid.to_u32());
     }
-    if pending.rows.is_empty() && !pending.unknown {
+    if pending.rows.is_empty() && !pending.unknown && !pending.call {
         return;
     }
     // Without an entry no relay runs; the one that will be started looks at everything.
     let Some(database) = header.database(oid) else { return };
+    if pending.call {
+        database.call_all();
+    }
     if pending.unknown {
         database.ring_unknown();
     }

@@ -31,18 +31,19 @@ impl Fetched {
     pub const NOTHING: Self = Self { more: false, commits: 0 };
 }
 
-/// Reads up to `limits` rows of a bucket above `after`.
+/// Reads up to `limits` rows of a bucket above `after`, none above `highest`.
 pub fn batch(
     session: &Session,
     statement: &Statement,
     bucket: Bucket,
     after: i64,
+    highest: i64,
     limits: Limits,
     batch: &mut Batch,
 ) -> Fetched {
     let mut commits = Commits::default();
     let mut full = false;
-    let args = [arg(bucket as i32), arg(after), arg(limits.rows as i64)];
+    let args = [arg(bucket as i32), arg(after), arg(highest), arg(limits.rows as i64)];
     receive(session, statement, &args, true, |row| {
         let mut detoasted = Detoasted::default();
         let topic = detoasted.bytes(row, 1).unwrap_or_default();

@@ -9,6 +9,7 @@
 mod bell;
 mod clock;
 mod enqueue;
+mod fences;
 mod fetch;
 mod gucs;
 mod hooks;

@@ -238,11 +238,35 @@ pub(super) fn execute(plan: pg_sys::SPIPlanPtr, args: &[Option<pg_sys::Datum>], 
 }
 
 /// Gives each row of a small table as of now, whatever the snapshot of the transaction, and the table's columns.
-pub(super) fn each_row_now(table: pg_sys::Oid, mut take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc)) {
-    // SAFETY: inside a transaction; each row is used before the next is fetched. An ERROR releases all of it.
+pub(super) fn each_row_now(table: pg_sys::Oid, take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc)) {
+    // SAFETY: inside a transaction; the snapshot is registered for as long as the scan lasts. An ERROR releases it.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        each_row(table, snapshot, take);
+        pg_sys::UnregisterSnapshot(snapshot);
+    }
+}
+
+/// Gives each row of a small table in the snapshot of the session's transaction, and the table's columns.
+pub(super) fn each_row_seen(
+    _session: &Session,
+    table: pg_sys::Oid,
+    take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc),
+) {
+    // SAFETY: a session has an active snapshot.
+    unsafe { each_row(table, pg_sys::GetActiveSnapshot(), take) }
+}
+
+/// # Safety
+/// Inside a transaction; the snapshot is active or registered.
+unsafe fn each_row(
+    table: pg_sys::Oid,
+    snapshot: pg_sys::Snapshot,
+    mut take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc),
+) {
+    // SAFETY: the caller's promise; each row is used before the next is fetched. An ERROR releases all of it.
     unsafe {
         let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let scan = pg_sys::table_beginscan(relation, snapshot, 0, std::ptr::null_mut());
         loop {
             let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
@@ -252,7 +276,6 @@ pub(super) fn each_row_now(table: pg_sys::Oid, mut take: impl FnMut(pg_sys::Heap
             take(tuple, (*relation).rd_att);
         }
         pg_sys::table_endscan(scan);
-        pg_sys::UnregisterSnapshot(snapshot);
         pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
     }
 }

@@ -346,6 +346,14 @@ impl Database {
         }
     }
 
+    /// Asks all relays to look at everything again: rows of any bucket, the fair share, whatever an operator may change.
+    pub fn call_all(&self) {
+        for slot in &self.slots {
+            slot.called.store(true, Ordering::Release);
+        }
+        self.ring_unknown();
+    }
+
     /// Asks all relays but `me` to look at the fair share now.
     pub fn call_peers(&self, me: usize) {
         for (_, slot) in self.slots.iter().enumerate().filter(|(index, _)| *index != me) {

@@ -161,7 +161,7 @@ super::sql_function! {
     /// outbox.announce
     fn outbox_announce / pg_finfo_outbox_announce(function) {
         bell::announce_at_commit();
-        bell::touched_everything();
+        bell::call_at_commit();
         function.return_void()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
@@ -19,6 +19,7 @@ use crate::relay::ports::{
 use crate::repeats::{self, Repeats};
 
 use super::clock::BootClock;
+use super::fences::Fences;
 use super::fetch::{self, Fetched};
 use super::now;
 use super::rest;
@@ -68,6 +69,7 @@ pub struct PgStore {
     without_stamp_since: Option<Time>,
     repeats: Repeats<&'static str>,
     clock: BootClock,
+    fences: Fences,
     statements: Statements,
 }
 
@@ -96,7 +98,7 @@ struct Statements {
     stop_relay: Statement,
     release_leases: Statement,
     stranded_messages: Statement,
-    bucket_count: Statement,
+    free_leases_beyond: Statement,
     publishing: Statement,
 }
 
@@ -123,7 +125,7 @@ impl PgStore {
             hand_back_leases: statement!("hand_back_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID),
             renew_leases: statement!("renew_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
             pending_buckets: statement!("pending_buckets", INT4ARRAYOID),
-            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID),
+            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID, INT8OID),
             acknowledge_range: statement!("acknowledge_range", INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
             acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
             holds_lease: statement!("holds_lease", INT4OID, TEXTOID, INT8OID),
@@ -134,7 +136,7 @@ impl PgStore {
             stop_relay: statement!("stop_relay", TEXTOID),
             release_leases: statement!("release_leases", TEXTOID),
             stranded_messages: statement!("stranded_messages", INT4OID),
-            bucket_count: statement!("bucket_count"),
+            free_leases_beyond: statement!("free_leases_beyond", TEXTOID, INT4OID),
             publishing: stamp::statement(),
         };
         Self {
@@ -148,6 +150,7 @@ impl PgStore {
             without_stamp_since: None,
             repeats: Repeats::default(),
             clock: BootClock,
+            fences: Fences::new(),
             statements,
         }
     }
@@ -210,7 +213,7 @@ impl PgStore {
             let counted = if rows < 1000 { rows.to_string() } else { "1000 or more".to_owned() };
             warn!(
                 detail = format!("Messages: {counted}; buckets are numbered 0 to {}.", bucket_count - 1),
-                hint = "They were not written by outbox.enqueue, or the bucket count was changed. Update outbox.message.bucket of these rows, or correct the bucket count.",
+                hint = "They were not written by outbox.enqueue, or outbox.setting was changed by hand. Update outbox.message.bucket of these rows, or raise the count by outbox.set_bucket_count().",
                 "messages lie in buckets that no relay can own"
             );
         }
@@ -233,7 +236,7 @@ impl Store for PgStore {
     fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
         self.rounds = self.rounds.wrapping_add(1);
         let prune = self.rounds.is_multiple_of(PRUNE_EVERY);
-        let (acquired, stranded, bucket_count) = self.must(c"acquiring leases", |session| {
+        let (acquired, stranded, learnt) = self.must(c"acquiring leases", |session| {
             let s = &self.statements;
             let me = self.me();
             let duration = round.lease_duration.as_secs_f64();
@@ -249,8 +252,10 @@ impl Store for PgStore {
             }
             s.stop_dead_relays.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
             let freed_dead = s.free_dead_leases.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
-            let bucket_count = s.bucket_count.rows(session, &[], |row| row.must::<i32>(1))[0];
+            let learnt = self.fences.round(session, &s.publishing);
+            let bucket_count = learnt.leased_buckets as i32;
             s.seed_leases.run(session, &[arg(bucket_count)]);
+            s.free_leases_beyond.run(session, &[me, arg(bucket_count)]);
             let mut tokens = BTreeMap::new();
             let rows = s.leases.rows(session, &[arg(bucket_count)], |row| {
                 let lease =
@@ -266,7 +271,7 @@ impl Store for PgStore {
                 .collect();
             let active = s.active_relays.rows(session, &[arg(duration)], |row| row.must::<String>(1));
             let active: BTreeSet<&str> = active.iter().map(String::as_str).collect();
-            let plan = lease::plan(bucket_count as u32, &rows, &active, &self.relay_id);
+            let plan = lease::plan(learnt.leased_buckets, &rows, &active, &self.relay_id);
 
             let (leaving, hand_back): (Vec<_>, Vec<_>) =
                 plan.hand_back.into_iter().partition(|bucket| round.busy.contains(bucket));
@@ -293,9 +298,12 @@ impl Store for PgStore {
             let freed = !hand_back.is_empty() || freed_dead > 0;
             let acquired = Acquired { leases, leaving: leaving.into_iter().collect(), freed, distant: plan.distant };
             test_hooks::reach("in_acquire");
-            Ok((acquired, stranded, bucket_count as u32))
+            Ok((acquired, stranded, learnt))
         })?;
-        self.shout_stranded(stranded, bucket_count);
+        self.shout_stranded(stranded, learnt.leased_buckets);
+        if learnt.opened {
+            self.database.call_all();
+        }
         test_hooks::reach("after_acquire");
         Ok(acquired)
     }
@@ -328,7 +336,8 @@ impl Store for PgStore {
             }
             // The transaction has its snapshot: whatever that may show of late commits is read in its place.
             let after = after.min(self.database.lowest_untold(self.header, bucket).saturating_sub(1));
-            Ok(Some(fetch::batch(session, &self.statements.fetch_batch, bucket, after, limits, batch)))
+            let highest = self.fences.limit(session).unwrap_or(i64::MAX);
+            Ok(Some(fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch)))
         });
         self.stamped = stamped;
         match fetched {
@@ -368,6 +377,7 @@ impl Store for PgStore {
             self.slot.messages.fetch_add(one.len as u64, Ordering::Relaxed);
             self.slot.bytes.fetch_add(one.batch.payload_bytes(one.len), Ordering::Relaxed);
         }
+        self.open_fences();
         Ok(done)
     }
 
@@ -452,6 +462,24 @@ impl Ownership for PgStore {
 }
 
 impl PgStore {
+    /// If what was just removed was the last message that others had to wait for, their relays are told. Whoever removes
+    /// the last one has looked at the fence before: when he read it, or, if the change came after that, in a round.
+    fn open_fences(&self) {
+        if !self.fences.were_closed() {
+            return;
+        }
+        match self
+            .must(c"looking for messages of an earlier bucket count", |session| Ok(self.fences.have_opened(session)))
+        {
+            Ok(true) => self.database.call_all(),
+            Ok(false) => {}
+            // The next round looks again; the messages are removed whatever comes of this.
+            Err(error) => {
+                debug!(detail = format!("{error}."), "could not look for messages of an earlier bucket count")
+            }
+        }
+    }
+
     fn remove_ranges(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Undo> {
         let s = &self.statements;
         let mut done = Vec::with_capacity(acknowledged.len());

@@ -1,5 +1,5 @@
--- pg_dump takes along what is the user's: unsent messages, the ids to come, the settings, what was granted. What belongs to
--- the running relays stays behind.
+-- pg_dump takes along what is the user's: unsent and skipped messages, the ids to come, the settings, what was granted. What
+-- belongs to the running relays stays behind.
 \getenv directory PG_ABS_BUILDDIR
 \setenv DIRECTORY :directory
 \set columns 'bucket, id, topic, partition, key, value, outbox.decode_headers(headers) as headers, message_id'
@@ -7,7 +7,7 @@ create role regress_dump_app;
 create database regress_dump;
 \c regress_dump
 create extension outbox_relay;
-insert into outbox.setting values ('bucket_count', '7');
+select outbox.set_bucket_count(7);
 grant usage on schema outbox to regress_dump_app;
 grant execute on function outbox.enqueue(text, text, text, jsonb, integer, uuid) to regress_dump_app;
 select outbox.enqueue('dump', 'order-12345', '\x00ff'::bytea, '[["b", "1"], ["a", null]]', null,
@@ -16,7 +16,7 @@ select outbox.enqueue('dump', '', '', partition => 5, message_id => '00000000-00
 select outbox.enqueue('dump', null, null, message_id => '00112233-4455-6677-8899-aabbccddeeff');
 -- An id that was given and is gone: it must not come again.
 select outbox.enqueue('dump', 'k', 'gone') as id \gset
-delete from outbox.message where message_id = :'id';
+select outbox.skip(bucket, id, 'for the test') from outbox.message where message_id = :'id';
 insert into outbox.lease values (0, 'regress', 5, 'infinity');
 insert into outbox.relay (relay_id, pid) values ('regress', 1);
 insert into outbox.failure (bucket, id, attempts, error, next_try_at) values (0, 1, 1, 'error', now());
@@ -31,6 +31,8 @@ create database regress_plain;
 \c regress_plain
 select :columns from outbox.message order by id;
 select * from outbox.setting;
+select fence_id, bucket_count, changed_by from outbox.bucket_change;
+select id, skipped_by, reason from outbox.skipped;
 select outbox.bucket_count();
 select last_value, is_called from outbox.message_id_seq;
 select (select count(*) from outbox.lease) as leases, (select count(*) from outbox.relay) as relays,
@@ -58,6 +60,8 @@ create database regress_custom;
 \c regress_custom
 select :columns from outbox.message order by id;
 select * from outbox.setting;
+select fence_id, bucket_count, changed_by from outbox.bucket_change;
+select id, skipped_by, reason from outbox.skipped;
 select last_value, is_called from outbox.message_id_seq;
 select (select count(*) from outbox.lease) as leases, (select count(*) from outbox.relay) as relays,
        (select count(*) from outbox.failure) as failures;

@@ -32,6 +32,8 @@ alter extension outbox_relay set schema public;
 \d outbox.relay
 \d outbox.failure
 \d outbox.setting
+\d outbox.bucket_change
+\d outbox.skipped
 select format_type(seqtypid, null) as type, seqstart, seqincrement, seqcache, seqcycle
 from pg_sequence where seqrelid = 'outbox.message_id_seq'::regclass;
 select p.oid::regprocedure as function, pg_get_function_result(p.oid) as result, l.lanname as language,
@@ -74,7 +76,7 @@ select outbox.version() = extversion as same_version from pg_extension where ext
 -- Ids are the order of a bucket: a session must not hoard them.
 select cache_size from pg_sequences where schemaname = 'outbox';
 
--- What a dump carries: messages, their ids and settings, and nothing of leases and heartbeats.
+-- What a dump carries: messages, skipped ones too, their ids, settings and fences, and nothing of leases and heartbeats.
 select c.oid::regclass as dumped, w.condition
 from pg_extension e, unnest(e.extconfig, e.extcondition) w (oid, condition), pg_class c
 where e.extname = 'outbox_relay' and c.oid = w.oid

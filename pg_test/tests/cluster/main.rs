@@ -5,6 +5,7 @@
 
 mod scene;
 
+mod bucket_count;
 mod copies;
 mod crash;
 mod databases;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         identity::trials(),
         sharing::trials(),
         fleet::trials(),
+        bucket_count::trials(),
         record::trials(),
         latency::trials(),
         host::trials(),

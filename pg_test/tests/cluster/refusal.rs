@@ -1,10 +1,13 @@
 //! G8: what only the broker can refuse holds up its own bucket, is visible, and resumes by itself.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::murmur2;
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
+use uuid::Uuid;
 
 use crate::scene::{PATIENCE, Scene, enqueue, wait_until_published, wait_until_shared};
 
@@ -14,6 +17,7 @@ pub fn trials() -> Vec<Trial> {
             unknown_topic_holds_up_only_its_bucket_until_it_is_created,
             partition_beyond_the_topic_holds_up_only_its_bucket_until_the_topic_grows,
             message_too_large_for_its_topic_holds_up_only_its_bucket_until_the_limit_is_raised,
+            bucket_goes_on_at_once_when_the_message_that_is_refused_is_skipped,
     ]
 }
 
@@ -115,4 +119,52 @@ fn message_too_large_for_its_topic_holds_up_only_its_bucket_until_the_limit_is_r
     })?;
     scene.broker.set_topic(&topic, "max.message.bytes", "1000000")?;
     require_recovery(scene, &mut client, &topic)
+}
+
+/// Far below the wait for the next attempt.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+fn bucket_goes_on_at_once_when_the_message_that_is_refused_is_skipped(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("WARNING:");
+    let mut client = scene.start(&[("outbox_relay.error_backoff", "60s")])?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let topic = scene.topic(2)?;
+    scene.broker.set_topic(&topic, "max.message.bytes", "1000")?;
+    let mut poison = client.transaction()?;
+    let poisoned: Uuid =
+        poison.query_one("select outbox.enqueue($1::text, $2::text, repeat('x', 5000))", &[&topic, &REFUSED])?.get(0);
+    let mut behind = Vec::new();
+    for number in 0..10 {
+        behind.push(enqueue(&mut poison, &topic, REFUSED, &format!("behind {number}"))?);
+    }
+    poison.commit()?;
+    let (bucket, id): (i32, i64) = wait::until("the refusal is visible", PATIENCE, || {
+        let row =
+            client.query_opt("select bucket, failing_id from outbox.pg_stat_bucket where state = 'failing'", &[])?;
+        Ok(row.map_or(Seen::NotYet("no such row".into()), |row| Seen::Reached((row.get(0), row.get(1)))))
+    })?;
+
+    let since = Instant::now();
+    let skip = "select outbox.skip($1, $2, 'too large')";
+    let said: String = client.query_one(skip, &[&bucket, &id])?.get(0);
+    wait_until_published(&mut client, AT_ONCE)?;
+    scene.say(format_args!("published {:?} after the skip: {said}", since.elapsed()));
+    let mut arrived = Vec::new();
+    for record in scene.follow(&topic)?.rest(PATIENCE)? {
+        let message_id = record.message_id()?;
+        if !arrived.contains(&message_id) {
+            arrived.push(message_id);
+        }
+    }
+    ensure!(arrived == behind, "{arrived:?} arrived, not {behind:?}");
+    let kept: Uuid = client.query_one("select message_id from outbox.skipped where reason = 'too large'", &[])?.get(0);
+    ensure!(kept == poisoned, "{kept} was kept, not {poisoned}");
+    let notes: i64 = client.query_one("select count(*) from outbox.failure", &[])?.get(0);
+    ensure!(notes == 0, "{notes} failures are noted");
+    let log = scene.cluster.log()?;
+    ensure!(
+        log.lines_with(&format!("message {id} of bucket {bucket} is skipped at commit")).count() == 1,
+        "not logged"
+    );
+    Ok(())
 }

@@ -1,1 +1,0 @@
-select outbox.bucket_count()
