@@ -11,7 +11,7 @@
 //!
 //! Until its fence is drained, relays lease the buckets of the old count as well: the largest count of all counts.
 
-/// Most changes that may wait at a time; a further one is refused.
+/// Most changes that may wait at a time; a further one is refused (by sql/bucket_count.sql in Postgres).
 pub const CHANGES_MAX: usize = 16;
 
 /// A change of the bucket count whose old messages may not all be published.

@@ -144,6 +144,20 @@ commit prepared 'regress_in_the_way';
 select outbox.bucket_count();
 select outbox.set_bucket_count(32);
 
+-- A change that is prepared holds up writers until it is committed.
+begin;
+select outbox.set_bucket_count(16);
+prepare transaction 'regress_change';
+set lock_timeout = '100ms';
+select outbox.enqueue('count', 'k', 'too early');
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+reset lock_timeout;
+select outbox.bucket_count();
+commit prepared 'regress_change';
+select outbox.bucket_count();
+select outbox.enqueue('count', 'order-1', 'v') is not null as enqueued;
+select bucket from outbox.message order by id desc limit 1;
+
 -- Somebody who changes the setting by hand leaves messages without a relay, which are then shown as such.
 update outbox.setting set value = '2';
 select count(outbox.enqueue('count', i::text, 'v')) from generate_series(1, 10) i;

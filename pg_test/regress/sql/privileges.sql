@@ -93,11 +93,16 @@ update outbox.lease set relay_id = null;
 select * from outbox.relay;
 select * from outbox.failure;
 select * from outbox.setting;
+select * from outbox.bucket_change;
+select * from outbox.skipped;
 insert into outbox.setting values ('bucket_count', '1');
 select * from outbox.pg_stat_relay;
 select * from outbox.pg_stat_bucket;
+select * from outbox.pg_stat_bucket_change;
 select outbox.version();
 select outbox.bucket_count();
+select outbox.set_bucket_count(9);
+select outbox.skip(0, 1, 'reason');
 select outbox.decode_headers('\x0100000000');
 select outbox.reset_stats();
 select outbox.announce();
@@ -179,9 +184,12 @@ select count(*) >= 0 as may_look from outbox.lease;
 select count(*) >= 0 as may_look from outbox.relay;
 select count(*) >= 0 as may_look from outbox.failure;
 select count(*) >= 0 as may_look from outbox.setting;
+select count(*) >= 0 as may_look from outbox.bucket_change;
+select count(*) >= 0 as may_look from outbox.pg_stat_bucket_change;
 select outbox.bucket_count();
 select outbox.version() is not null as may_look;
 select * from outbox.message;
+select * from outbox.skipped;
 select last_value from outbox.message_id_seq;
 select outbox.enqueue('orders', 'k', 'v');
 select outbox.reset_stats();
@@ -192,7 +200,7 @@ reset role;
 
 -- What the views show, they show of no key, value or header.
 select attrelid::regclass as view, attname as column from pg_attribute
-where attrelid in ('outbox.pg_stat_relay'::regclass, 'outbox.pg_stat_bucket'::regclass)
+where attrelid in ('outbox.pg_stat_relay'::regclass, 'outbox.pg_stat_bucket'::regclass, 'outbox.pg_stat_bucket_change'::regclass)
   and (attname ~ 'key|value|header|payload' or atttypid = 'bytea'::regtype);
 
 -- A DBA may give single functions to operators.

@@ -43,9 +43,8 @@ select attname as column from pg_attribute
 where attrelid = 'outbox.skipped'::regclass and attnum > (select max(attnum) from pg_attribute where attrelid = 'outbox.message'::regclass)
 order by attnum;
 
--- What was skipped can be sent after all, as a new message.
-insert into outbox.message (bucket, topic, partition, key, value, headers, message_id)
-select bucket, topic, partition, key, value, headers, message_id from outbox.skipped;
+-- What was skipped can be sent after all, as a new message with the old message id.
+select outbox.enqueue(topic, key, value, outbox.decode_headers(headers), partition, message_id) from outbox.skipped;
 select :columns from outbox.message order by id;
 
 -- Who called is named, not as whom the function runs; nobody may call until it is granted, or look.

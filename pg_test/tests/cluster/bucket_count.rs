@@ -16,6 +16,7 @@ pub fn trials() -> Vec<Trial> {
     crate::trials![
         (Shared, Any):
             order_holds_while_the_bucket_count_goes_up_and_down_under_load,
+            new_buckets_are_leased_at_once_on_an_idle_system,
             changes_of_the_bucket_count_follow_one_another_and_wait_for_writers,
             restored_dump_goes_on_in_order_in_the_middle_of_a_change;
         (Own, Any):
@@ -77,6 +78,17 @@ fn order_holds_while_the_bucket_count_goes_up_and_down_under_load(scene: &mut Sc
     scene.compare(&mut client, &topic)?.require_exactly_once()
 }
 
+/// No message is removed that would tell the relays.
+fn new_buckets_are_leased_at_once_on_an_idle_system(scene: &mut Scene) -> Result<()> {
+    let mut client = start(scene)?;
+    for count in [64, 3] {
+        set_bucket_count(&mut client, count)?;
+        wait_until_shared(&mut client, RELAYS, AT_ONCE)?;
+        wait_until_forgotten(&mut client)?;
+    }
+    Ok(())
+}
+
 /// The rows of four counts wait when the broker comes back, and all relays read at once.
 fn order_holds_when_the_bucket_count_changes_while_the_broker_is_away(scene: &mut Scene) -> Result<()> {
     scene.expect_lost_broker();
@@ -91,7 +103,7 @@ fn order_holds_when_the_bucket_count_changes_while_the_broker_is_away(scene: &mu
     }
     load.wait_for_more(1_000, PATIENCE)?;
     ensure!(waited_for(&mut client)? == [8, 64, 3], "{:?}", waited_for(&mut client)?);
-    // Four writers' worth of keys lie in 8 and in 64 buckets: some of those have new messages only.
+    // Forty keys lie in 8 buckets, then in 64: some of those have new messages only.
     let fenced: i64 =
         client.query_one("select count(*) from outbox.pg_stat_bucket where state = 'fenced'", &[])?.get(0);
     ensure!(fenced > 0, "no bucket is shown as fenced");
