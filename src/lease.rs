@@ -237,6 +237,13 @@ mod tests {
                     rows.iter().filter(|row| row.relay_id.as_deref() == Some(me)).map(|row| row.bucket).collect();
                 let kept: BTreeSet<_> = plan.keep.iter().chain(&plan.hand_back).copied().collect();
                 assert_eq!(kept, mine);
+                let held = rows.iter().filter_map(|row| row.relay_id.as_deref()).fold(Held::new(), |mut held, id| {
+                    *held.entry(id).or_insert(0) += 1;
+                    held
+                });
+                let share = share::compute(n, &active, &held, me) as usize;
+                assert!(plan.keep.len() + plan.claim.len() <= share, "{plan:?} of {share}");
+                assert_eq!(plan.hand_back.len(), mine.len().saturating_sub(share), "nothing is swapped");
                 for bucket in plan.claim {
                     assert!(rows[bucket as usize].relay_id.is_none());
                     assert!(claimed.insert(bucket), "two relays claim {bucket}");
@@ -283,6 +290,61 @@ mod tests {
                 assert_eq!(held.get(id).copied().unwrap_or(0), share);
             }
         }
+    }
+
+    /// Relays that see old rows and know only some of each other, as when heartbeats and leases of several hosts are read at
+    /// different times. Only the guard of the write, that the bucket is free, keeps them apart.
+    #[test]
+    fn relays_that_disagree_settle_without_a_refused_write_once_they_agree() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let ids = ["a", "b", "c", "d", "e"];
+        let mut refused_while_they_disagreed = 0;
+        for _ in 0..200 {
+            let n = random.u32(1..20);
+            let active: BTreeSet<_> = ids[..random.usize(2..=ids.len())].iter().copied().collect();
+            let mut rows = rows(n, "");
+            let mut old = rows.clone();
+            for round in 0..12 {
+                let agree = round >= 6;
+                let (mut writes, mut refused) = (0, 0);
+                for me in &active {
+                    let seen: BTreeSet<_> = active.iter().copied().filter(|_| agree || random.bool()).collect();
+                    // What a relay holds it knows; what others hold it may have read long ago.
+                    let mut stale: Vec<_> = rows.clone();
+                    for (row, old) in stale.iter_mut().zip(&old) {
+                        if !agree && row.relay_id.as_deref() != Some(me) && old.relay_id.as_deref() != Some(me) {
+                            row.relay_id.clone_from(&old.relay_id);
+                        }
+                    }
+                    let plan = plan(n, &stale, &seen, me);
+                    for bucket in plan.hand_back {
+                        assert_eq!(rows[bucket as usize].relay_id.as_deref(), Some(*me));
+                        rows[bucket as usize].relay_id = None;
+                        writes += 1;
+                    }
+                    for bucket in plan.claim {
+                        let row = &mut rows[bucket as usize];
+                        row.unexpired = true;
+                        writes += 1;
+                        match &row.relay_id {
+                            Some(_) => refused += 1,
+                            None => row.relay_id = Some((*me).to_owned()),
+                        }
+                    }
+                    if random.bool() {
+                        old = rows.clone();
+                    }
+                }
+                if !agree {
+                    refused_while_they_disagreed += refused;
+                    continue;
+                }
+                assert_eq!(refused, 0, "{n} buckets, {active:?}, round {round}");
+                assert!(round < 9 || writes == 0, "{n} buckets, {active:?} do not settle");
+            }
+            assert!(rows.iter().all(|row| row.relay_id.is_some()));
+        }
+        assert!(refused_while_they_disagreed > 100, "they did disagree: {refused_while_they_disagreed}");
     }
 
     #[test]

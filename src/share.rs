@@ -151,6 +151,13 @@ mod tests {
     }
 
     #[test]
+    fn without_relays_or_buckets_there_are_no_shares() {
+        assert_eq!(compute_all(8, &BTreeSet::new(), &Held::new()), []);
+        assert_eq!(compute_all(0, &BTreeSet::from(["a", "b"]), &Held::new()), [("a", 0), ("b", 0)]);
+        assert_eq!(compute(8, &BTreeSet::new(), &Held::new(), "a"), 8);
+    }
+
+    #[test]
     fn shares_sum_to_the_buckets_and_differ_by_one() {
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..2000 {

@@ -348,6 +348,21 @@ fn a_retry_that_comes_due_during_a_slow_turn_is_done_at_once() {
 }
 
 #[test]
+fn a_slow_refusal_in_one_bucket_does_not_delay_the_retry_of_another() {
+    let mut simulation = alone();
+    simulation.settings.error_backoff = secs(60);
+    (0..2).for_each(|bucket| simulation.world.broker.refuse(bucket, 1, Refuser::Broker, at(50)));
+    commit(&mut simulation, at(1), 0, [1]);
+    // Of the 60 s that bucket 0 waits 20 are left when the answer of bucket 1 is in.
+    simulation.at(at(2), |world| world.broker.delay = secs(39));
+    commit(&mut simulation, at(2), 1, [1]);
+    let world = simulation.run(at(150));
+    assert_eq!(times(&world.calls_for(Verb::Submit, 0)), [at(1), ms(61_055)]);
+    assert_eq!(times(&world.calls_for(Verb::Submit, 1)), [at(2), ms(101_005)]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
 fn a_row_refused_for_ever_keeps_its_followers() {
     let mut simulation = alone();
     simulation.world.broker.refuse(0, 1, Refuser::Broker, FOREVER);
@@ -662,6 +677,54 @@ fn when_the_store_is_back_within_the_confirmed_lease_acknowledged_rows_are_remov
 }
 
 #[test]
+fn a_long_backlog_renews_between_its_batches() {
+    let mut simulation = alone();
+    simulation.settings.lease = SHORT;
+    simulation.settings.batch_size = 1;
+    simulation.world.broker.delay = secs(1);
+    commit(&mut simulation, at(1), 0, 1..=60);
+    let world = simulation.run(at(70));
+    assert_eq!(world.broker.published(0), (1..=60).collect::<Vec<_>>());
+    assert_eq!(world.database.tokens(), [1; 8]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn a_renewal_does_not_postpone_the_next_look_at_the_fair_share() {
+    let mut simulation = alone();
+    simulation.settings.lease = SHORT;
+    let world = simulation.run(at(25));
+    assert_eq!(times(&world.calls(Verb::Renew)), [at(6), at(16)]);
+    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(10), at(20)]);
+}
+
+#[test]
+fn a_fetch_that_leaves_little_of_the_lease_is_published_and_the_lease_kept_at_once() {
+    let mut simulation = alone();
+    simulation.world.database.hinder(Verb::Fetch, at(1)..at(2), slow_before(25));
+    commit(&mut simulation, at(1), 0, [1]);
+    let world = simulation.run(at(29));
+    assert_eq!(world.calls_for(Verb::Fetch, 0).len(), 1);
+    assert_eq!(times(&world.calls(Verb::Submit)), [at(26)]);
+    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(26)]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn rows_acknowledged_while_a_slow_renewal_is_under_way_are_removed_if_it_says_yes() {
+    let mut simulation = alone();
+    simulation.settings.lease = SHORT;
+    simulation.world.broker.delay = secs(9);
+    // Asked at 6 s, answered at 14 s, two seconds after the lease would have ended without it.
+    simulation.world.database.hinder(Verb::Renew, at(6)..at(7), slow_after(8));
+    commit(&mut simulation, at(1), 0, [1]);
+    let world = simulation.run(at(17));
+    assert_eq!(world.broker.published(0), [1]);
+    assert_eq!(times(&world.calls(Verb::Acknowledge)), [at(14)]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
 fn a_failed_lease_write_suspends_publishing() {
     let mut simulation = alone();
     simulation.world.database.hinder(Verb::Acquire, at(9)..at(15), Hindrance::Fails(Failing::BeforeEffect));
@@ -769,6 +832,61 @@ fn a_failed_acknowledgement_keeps_the_leases_and_is_retried_without_publishing_a
         assert_eq!(world.database.tokens(), [1; 8]);
         assert_eq!(times(&world.calls(Verb::Acquire)), [at(0)]);
     }
+}
+
+#[test]
+fn a_failed_look_for_rows_keeps_the_leases() {
+    let mut simulation = alone();
+    let fails = Hindrance::Fails(Failing::BeforeEffect);
+    simulation.world.database.hinder(Verb::Pending, at(10)..at(14), fails);
+    simulation.at(at(9), |world| world.commit(0, [1], Ring::Silent));
+    let world = simulation.run(at(19));
+    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(10)]);
+    assert_eq!(world.database.tokens(), [1; 8]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn a_call_that_an_order_interrupts_is_no_failure() {
+    let mut simulation = alone();
+    simulation.world.database.hinder(Verb::Fetch, at(1)..at(2), Hindrance::Interrupted { after: secs(5) });
+    commit(&mut simulation, at(1), 0, [1]);
+    let mut other = simulation.settings.clone();
+    other.batch_size = 7;
+    simulation.at(at(6), move |world| world.reload(&other));
+    let world = simulation.run(at(9));
+    assert_eq!(world.broker.published_at(0, 1), Some(ms(6005)), "it is read again at once");
+    assert!(world.rests.iter().all(|rest| rest.wait != Wait::BackingOff));
+}
+
+#[test]
+fn a_stop_that_interrupts_a_call_is_a_graceful_one() {
+    let mut simulation = alone();
+    simulation.world.database.hinder(Verb::Fetch, at(1)..at(2), Hindrance::Interrupted { after: secs(5) });
+    commit(&mut simulation, at(1), 0, [1]);
+    let world = simulation.run(at(6));
+    assert_eq!(world.ended["a"], (at(6), Ended::Stopped));
+    assert!(world.database.held_by("a").is_empty());
+    assert_eq!(world.database.rows(0), [1]);
+}
+
+#[test]
+fn waits_after_failures_end_in_time_to_keep_the_leases() {
+    let mut simulation = alone();
+    // Waits may grow to nearly what a lease lasts.
+    simulation.settings.lease = LeaseTimes { duration: secs(30), renew_interval: secs(29) };
+    simulation.world.database.hinder(Verb::Acknowledge, at(1)..at(600), Hindrance::Fails(Failing::BeforeEffect));
+    commit(&mut simulation, at(1), 0, [1]);
+    simulation.relay("b", at(5));
+    let world = simulation.run(at(700));
+    let kept: Vec<_> = world.calls.iter().filter(|call| call.relay == "a" && call.answered).collect();
+    let kept = kept.into_iter().filter(|call| matches!(call.verb, Verb::Acquire | Verb::Renew));
+    for pair in times(&kept.collect::<Vec<_>>()).windows(2) {
+        assert!(pair[1] - pair[0] <= secs(17), "no lease was kept from {:?} to {:?}", pair[0], pair[1]);
+    }
+    assert_eq!(world.database.tokens()[0], 1);
+    assert_eq!(world.broker.published(0), [1]);
+    assert!(world.database.is_empty());
 }
 
 /// When calls of this kind failed.

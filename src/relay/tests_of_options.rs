@@ -192,3 +192,16 @@ fn a_bucket_freed_of_its_refused_message_goes_on_at_once() {
     assert!(first >= at(60) && first < ms(60_100), "{first:?}");
     assert!(world.database.is_empty());
 }
+
+#[test]
+fn a_row_that_was_refused_is_handed_over_apart_and_no_other_is() {
+    let mut simulation = Simulation::new();
+    simulation.relay("a", at(0));
+    simulation.world.broker.refuse(0, 1, Refuser::Broker, at(40));
+    simulation.at(at(1), |world| (0..2).for_each(|bucket| world.commit(bucket, 1..=4, Ring::Bucket)));
+    let world = simulation.run(at(80));
+    let retries = world.calls_for(Verb::Submit, 0).iter().filter(|call| call.ids() == [1]).count();
+    assert!(retries > 3, "{retries}");
+    assert_eq!(world.client("a").apart, vec![(0, 1); retries]);
+    assert!(world.database.is_empty());
+}

@@ -58,6 +58,8 @@ pub(crate) struct Client {
     /// The most there ever was.
     pub most_rows: usize,
     pub most_bytes: usize,
+    /// Rows that were handed over apart from all others.
+    pub apart: Vec<(Bucket, i64)>,
     flights: BTreeMap<Bucket, (FlightId, usize)>,
     queued: VecDeque<Row>,
     sent: usize,
@@ -243,6 +245,17 @@ impl Publisher for Seat<'_> {
         if submitted.rows > 0 {
             world.record(relay, Verb::Submit, rows, true);
             world.schedule(send_at, move |world| world.send(relay));
+        }
+        submitted
+    }
+
+    fn submit_apart(&mut self, flight: FlightId, batch: &Batch) -> Submitted {
+        assert_eq!(batch.len(), 1, "one row a request");
+        let submitted = self.submit(flight, batch, 0);
+        if submitted.rows > 0 {
+            let message = batch.message(0);
+            let bucket = message.partition.expect("rows of this world name their bucket") as Bucket;
+            self.world().actors[self.me].client.apart.push((bucket, message.id));
         }
         submitted
     }

@@ -78,6 +78,8 @@ pub(crate) enum Hindrance {
     Gone,
     /// It says that trying again would not help.
     Misconfigured,
+    /// It is cancelled after this long, without effect.
+    Interrupted { after: Duration },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,13 +301,14 @@ impl Seat<'_> {
             let world = self.world();
             world.database.hindrance(verb, world.now)
         };
-        if let Some(Hindrance::Slow { before, .. }) = hindrance {
+        if let Some(Hindrance::Slow { before, .. } | Hindrance::Interrupted { after: before }) = hindrance {
             self.be_busy(before);
         }
         let mut world = self.world();
         let failed = Err(StoreError::Retry("the store is down".to_owned()));
         let answer = match hindrance {
             Some(Hindrance::Gone) => Err(StoreError::Leave("the store is gone".to_owned())),
+            Some(Hindrance::Interrupted { .. }) => Err(StoreError::Interrupted),
             Some(Hindrance::Misconfigured) => Err(StoreError::Misconfigured("no bucket fits".to_owned())),
             Some(Hindrance::Fails(Failing::BeforeEffect)) => failed,
             _ => {

@@ -1,0 +1,123 @@
+-- The guards of the statements that relays run on leases: who may claim, keep, renew, hand back and acknowledge, and when.
+create extension outbox_relay;
+\getenv suite PG_ABS_SRCDIR
+\set sql :suite '/../../sql/statements'
+\set acknowledge_list `cat :'sql'/acknowledge_list.sql`
+\set acknowledge_range `cat :'sql'/acknowledge_range.sql`
+\set active_relays `cat :'sql'/active_relays.sql`
+\set claim_leases `cat :'sql'/claim_leases.sql`
+\set hand_back_leases `cat :'sql'/hand_back_leases.sql`
+\set heartbeat `cat :'sql'/heartbeat.sql`
+\set keep_leases `cat :'sql'/keep_leases.sql`
+\set leases `cat :'sql'/leases.sql`
+\set pending_buckets `cat :'sql'/pending_buckets.sql`
+\set prune_relays `cat :'sql'/prune_relays.sql`
+\set release_leases `cat :'sql'/release_leases.sql`
+\set renew_leases `cat :'sql'/renew_leases.sql`
+\set seed_leases `cat :'sql'/seed_leases.sql`
+\set stop_relay `cat :'sql'/stop_relay.sql`
+prepare acknowledge_list (integer, bigint[], bigint[], text, bigint) as :acknowledge_list;
+prepare acknowledge_range (integer, bigint, bigint, text, bigint) as :acknowledge_range;
+prepare active_relays (double precision) as :active_relays;
+prepare claim (text, integer[], double precision) as :claim_leases;
+prepare hand_back (text, integer[], bigint[]) as :hand_back_leases;
+prepare heartbeat (text, integer) as :heartbeat;
+prepare keep (text, integer[], bigint[], double precision) as :keep_leases;
+prepare leases (integer) as :leases;
+prepare pending (integer[]) as :pending_buckets;
+prepare prune (text, double precision) as :prune_relays;
+prepare release (text) as :release_leases;
+prepare renew (text, integer[], bigint[], double precision) as :renew_leases;
+prepare seed (integer) as :seed_leases;
+prepare stop (text) as :stop_relay;
+create view held as
+select bucket, relay_id, token, round(extract(epoch from expires_at - clock_timestamp())) as seconds
+from outbox.lease order by bucket;
+\set QUIET off
+
+-- Lease rows are made for buckets that lack one, not for so many as are lacking.
+execute seed (4);
+execute seed (4);
+delete from outbox.lease where bucket = 2;
+insert into outbox.lease (bucket) values (9);
+execute seed (4);
+-- Those of a larger bucket count stay and are looked past.
+execute leases (4);
+delete from outbox.lease where bucket > 3;
+
+-- Free buckets are claimed under a new token, those of others are not.
+execute heartbeat ('a', 1);
+execute claim ('a', '{0,1,2,3}', 30);
+execute claim ('b', '{0,1,2,3}', 30);
+select * from held;
+
+-- A lease is kept by its owner under its token.
+execute keep ('a', '{0,1}', '{1,1}', 40);
+execute keep ('a', '{2}', '{0}', 40);
+execute keep ('b', '{3}', '{1}', 40);
+select * from held;
+
+-- After the clock was set back by 25 s nothing is shortened, nobody's lease is free, and heartbeats stay where they were.
+update outbox.lease set expires_at = clock_timestamp() + interval '55 s';
+update outbox.relay set last_seen = clock_timestamp() + interval '25 s' where relay_id = 'a';
+execute keep ('a', '{0,1}', '{1,1}', 30);
+execute renew ('a', '{2,3}', '{1,1}', 30);
+execute claim ('b', '{0,1,2,3}', 30);
+execute heartbeat ('a', 1);
+select * from held;
+select round(extract(epoch from last_seen - clock_timestamp())) as seconds from outbox.relay;
+
+-- Nobody revives an expired lease by renewing it. Its owner may keep it by an acquisition as long as it is nobody else's.
+update outbox.lease set expires_at = clock_timestamp() where bucket < 2;
+execute renew ('a', '{0,1}', '{1,1}', 30);
+execute keep ('a', '{0}', '{1}', 30);
+select * from held;
+
+-- Once another has claimed it, nothing that the old owner does has an effect.
+execute claim ('b', '{0,1}', 30);
+execute keep ('a', '{1}', '{1}', 30);
+execute renew ('a', '{1}', '{1}', 30);
+execute hand_back ('a', '{1}', '{1}');
+execute claim ('a', '{1}', 30);
+insert into outbox.message (bucket, topic, message_id) values (1, 't', gen_random_uuid()) returning id \gset
+select xmin as version from outbox.message \gset
+execute acknowledge_range (1, :id, :id, 'a', 1);
+execute acknowledge_list (1, array[:id], array[:version], 'a', 1);
+-- Nor under a token that was the bucket's before, though it is its own again.
+execute acknowledge_list (1, array[:id], array[:version], 'b', 1);
+execute pending ('{0,1,2}');
+execute release ('a');
+select * from held;
+
+-- Exactly the named rows of the bucket leave, and of a range only those.
+insert into outbox.message (bucket, topic, message_id) values (1, 't', gen_random_uuid()), (2, 't', gen_random_uuid());
+execute acknowledge_list (1, array[:id, :id + 1], array[:version, :version], 'b', 2);
+execute acknowledge_range (1, :id, :id + 2, 'b', 2) \g /dev/null
+select bucket from outbox.message;
+truncate outbox.message;
+
+-- Handed back, a bucket is free at once, and keeps its token for the next one to count on.
+execute hand_back ('b', '{1}', '{2}');
+execute claim ('c', '{1}', 30);
+
+-- Stopped, a relay neither counts nor comes back; whoever was not seen for a lease duration does not count either.
+execute heartbeat ('b', 2);
+execute heartbeat ('c', 3);
+update outbox.relay set last_seen = clock_timestamp() - interval '30 s' where relay_id = 'a';
+execute active_relays (30);
+execute stop ('b');
+execute heartbeat ('b', 2);
+execute active_relays (30);
+
+-- Those are forgotten a lease duration after they stopped, or ten after they were seen last.
+execute prune ('c', 30);
+update outbox.relay set last_seen = clock_timestamp() - interval '31 s' where relay_id = 'b';
+execute prune ('c', 30);
+update outbox.relay set last_seen = clock_timestamp() - interval '299 s' where relay_id = 'a';
+execute prune ('c', 30);
+update outbox.relay set last_seen = clock_timestamp() - interval '301 s';
+execute prune ('c', 30);
+select relay_id from outbox.relay;
+
+drop view held;
+drop schema outbox cascade;

@@ -1,0 +1,119 @@
+//! Bells are hints: none is lost while the relay is busy, none replaces the search for rows that rang none, and none of a
+//! bucket that is not its own wakes a relay.
+
+use std::time::Duration;
+
+use crate::clock::Time;
+use crate::simulate::{Call, Hindrance, Ring, Simulation, Verb, World};
+
+const fn at(seconds: u64) -> Time {
+    ms(1000 * seconds)
+}
+
+const fn ms(milliseconds: u64) -> Time {
+    Time::since_zero(Duration::from_millis(milliseconds))
+}
+
+const fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn alone() -> Simulation {
+    let mut simulation = Simulation::new();
+    simulation.relay("a", at(0));
+    simulation
+}
+
+fn times(world: &World, verb: Verb) -> Vec<Time> {
+    world.calls(verb).into_iter().map(|call| call.at).collect()
+}
+
+/// What was read of a bucket, by ids, and when.
+fn fetched(world: &World, bucket: u32) -> Vec<(Time, Vec<i64>)> {
+    world.calls_for(Verb::Fetch, bucket).into_iter().map(|call| (call.at, call.ids())).collect()
+}
+
+#[test]
+fn bells_that_never_stop_do_not_postpone_the_search_for_rows_that_rang_none() {
+    let mut simulation = alone();
+    for id in 1..400 {
+        simulation.at(ms(100 * id as u64), move |world| world.commit(1, [id], Ring::Bucket));
+    }
+    simulation.at(at(12), |world| world.commit(0, [5], Ring::Silent));
+    let world = simulation.run(at(39));
+    assert_eq!(times(&world, Verb::Pending), [at(0), at(10), at(20), at(30)]);
+    assert_eq!(world.broker.published_at(0, 5), Some(ms(20_005)));
+}
+
+#[test]
+fn a_commit_during_the_search_for_rows_is_published_at_once() {
+    // Before the search has taken its snapshot, and after.
+    for (before, after) in [(secs(2), secs(0)), (secs(0), secs(2))] {
+        let mut simulation = alone();
+        simulation.world.database.hinder(Verb::Pending, at(10)..at(11), Hindrance::Slow { before, after });
+        simulation.at(at(11), |world| world.commit(0, [1], Ring::Bucket));
+        let world = simulation.run(at(19));
+        assert_eq!(world.broker.published_at(0, 1), Some(ms(12_005)));
+    }
+}
+
+#[test]
+fn a_commit_during_a_fetch_is_read_by_the_next_one() {
+    let mut simulation = alone();
+    let slow = Hindrance::Slow { before: secs(0), after: secs(2) };
+    simulation.world.database.hinder(Verb::Fetch, at(1)..at(2), slow);
+    simulation.at(at(1), |world| world.commit(0, [5], Ring::Bucket));
+    // Behind the batch, and in front of it.
+    simulation.at(at(2), |world| world.commit(0, [3, 8], Ring::Bucket));
+    let world = simulation.run(at(9));
+    assert_eq!(fetched(&world, 0), [(at(1), vec![5]), (ms(3055), vec![3, 8])]);
+    assert_eq!(world.broker.published(0), [5, 3, 8]);
+}
+
+#[test]
+fn bells_before_a_fetch_are_one_bell() {
+    let mut simulation = alone();
+    let slow = Hindrance::Slow { before: secs(0), after: secs(2) };
+    simulation.world.database.hinder(Verb::Pending, at(10)..at(11), slow);
+    for id in [9, 4, 7] {
+        simulation.at(at(11), move |world| world.commit(0, [id], Ring::Bucket));
+    }
+    let world = simulation.run(at(19));
+    assert_eq!(fetched(&world, 0), [(at(12), vec![4, 7, 9])]);
+}
+
+#[test]
+fn a_bell_without_rows_submits_nothing() {
+    let mut simulation = alone();
+    simulation.at(at(5), |world| world.commit(0, [], Ring::Unknown));
+    let world = simulation.run(at(9));
+    let asked = world.calls.iter().filter(|call| call.at == at(5));
+    let asked: Vec<Verb> = asked.map(|call: &Call| call.verb).collect();
+    assert_eq!(asked, [Verb::Fetch; 8], "every bucket is looked at");
+}
+
+#[test]
+fn bells_of_a_lost_bucket_do_not_wake_the_relay() {
+    let mut simulation = alone();
+    simulation.at(at(5), |world| world.steal(0));
+    for id in 1..50 {
+        simulation.at(ms(11_000 + 100 * id as u64), move |world| world.commit(0, [id], Ring::Bucket));
+    }
+    let world = simulation.run(at(19));
+    let rests = world.rests.iter().filter(|rest| rest.at > at(11)).count();
+    assert_eq!(rests, 0, "it rests until its leases are due");
+    assert!(!world.database.is_empty());
+}
+
+#[test]
+fn bells_do_not_wake_a_relay_that_has_lost_all_its_leases() {
+    let mut simulation = alone();
+    simulation.world.database.down(at(5)..at(200));
+    for id in 1..50 {
+        simulation.at(ms(60_000 + 100 * id as u64), move |world| world.commit(0, [id], Ring::Bucket));
+    }
+    let world = simulation.run(at(100));
+    // Each wait after a failure is kept to its end.
+    let cut_short = world.rests.windows(2).filter(|pair| pair[0].at >= at(60) && pair[0].until > pair[1].at).count();
+    assert!(cut_short == 0, "{cut_short} rests were cut short");
+}
