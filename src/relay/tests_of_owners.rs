@@ -1,14 +1,15 @@
 //! A bucket from owner to owner: what a joiner gets, what a lost and a dead relay leave behind, and what becomes of a refused
 //! message on the way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::simulate::{Hindrance, Refuser, Ring, Simulation, Verb, World};
+use crate::simulate::{Failing, Hindrance, Refuser, Ring, Simulation, Verb, World};
 
 use super::Ended;
+use super::ports::Order;
 
 const fn at(seconds: u64) -> Time {
     ms(1000 * seconds)
@@ -114,6 +115,116 @@ fn a_standby_that_skips_rounds_takes_over_when_all_in_front_of_it_are_gone() {
     assert_eq!(["a", "b"].map(|relay| world.ended[relay].0), [at(70); 2]);
     let published = world.broker.published_at(0, 1).expect("the last one owns the bucket");
     assert!((at(90)..at(131)).contains(&published), "{published:?}");
+}
+
+// Fleets --------------------------------------------------------------------------------------------------------------
+
+/// A row is committed to a bucket every 50 ms until this time, the buckets in turn.
+fn traffic(simulation: &mut Simulation, buckets: u32, until: Time) {
+    let rows = (until.since(at(0)).as_millis() / 50) as u64;
+    for row in 1..rows {
+        let bucket = (row * 7 % u64::from(buckets)) as Bucket;
+        simulation.at(ms(50 * row), move |world| world.commit(bucket, [row as i64], Ring::Bucket));
+    }
+}
+
+fn committed_at(row: i64) -> Time {
+    ms(50 * row as u64)
+}
+
+/// Every row in order, and once.
+fn require_once_and_in_order(world: &World, buckets: u32) {
+    assert!(world.database.is_empty());
+    for bucket in 0..buckets {
+        let published = world.broker.published(bucket);
+        assert!(published.is_sorted_by(|row, next| row < next), "bucket {bucket}: {published:?}");
+    }
+}
+
+fn counts(world: &World, relays: &[&str]) -> Vec<usize> {
+    relays.iter().map(|relay| world.database.held_by(relay).len()).collect()
+}
+
+#[test]
+fn a_fleet_that_starts_all_at_once_settles_and_then_writes_nothing() {
+    let relays = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+    let mut simulation = fleet(48, &[]);
+    relays.iter().for_each(|relay| simulation.relay(relay, at(0)));
+    simulation.at(at(5), move |world| {
+        assert_eq!(counts(world, &relays), [4; 12]);
+        let settled = world.database.tokens();
+        world.schedule(at(60), move |world| assert_eq!(world.database.tokens(), settled));
+    });
+    let world = simulation.run(at(60));
+    let quiet = world.calls.iter().filter(|call| (at(5)..at(60)).contains(&call.at));
+    let moves = quiet.filter(|call| matches!(call.verb, Verb::HandBack | Verb::CallPeers | Verb::Release));
+    assert_eq!(moves.count(), 0);
+}
+
+#[test]
+fn a_rolling_update_of_a_fleet_delays_no_message() {
+    let mut simulation = fleet(16, &[]);
+    for (k, (old, new)) in [("old1", "new1"), ("old2", "new2"), ("old3", "new3"), ("old4", "new4")].iter().enumerate() {
+        simulation.relay(old, at(0));
+        simulation.relay(new, at(10 + 5 * k as u64));
+        simulation.at(at(12 + 5 * k as u64), move |world| world.order(old, Order::Stop));
+    }
+    traffic(&mut simulation, 16, at(40));
+    simulation.at(at(35), |world| assert_eq!(counts(world, &["new1", "new2", "new3", "new4"]), [4; 4]));
+    let world = simulation.run(at(42));
+    require_once_and_in_order(&world, 16);
+    let late = world.broker.log.iter().filter(|row| row.at - committed_at(row.id) > Duration::from_millis(200));
+    assert_eq!(late.count(), 0);
+}
+
+#[test]
+fn a_fleet_that_grows_from_one_to_eight_and_shrinks_to_two_keeps_its_shares() {
+    let relays = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let mut simulation = fleet(24, &[]);
+    simulation.relay("a", at(0));
+    relays[1..].iter().for_each(|relay| simulation.relay(relay, at(10)));
+    simulation.at(at(15), move |world| assert_eq!(counts(world, &relays), [3; 8]));
+    for leaver in &relays[2..] {
+        simulation.at(at(30), |world| world.order(leaver, Order::Stop));
+    }
+    simulation.at(at(35), move |world| assert_eq!(counts(world, &relays), [12, 12, 0, 0, 0, 0, 0, 0]));
+    traffic(&mut simulation, 24, at(40));
+    require_once_and_in_order(&simulation.run(at(42)), 24);
+}
+
+#[test]
+fn a_store_that_is_slow_and_loses_answers_during_an_update_costs_duplicates_at_most() {
+    let mut simulation = fleet(16, &[("old1", at(0)), ("old2", at(0)), ("new1", at(10)), ("new2", at(14))]);
+    simulation.at(at(12), |world| world.order("old1", Order::Stop));
+    simulation.at(at(16), |world| world.order("old2", Order::Stop));
+    simulation.settings.batch_size = 10;
+    let lost = Hindrance::Fails(Failing::AfterEffect);
+    for verb in [Verb::Acquire, Verb::Acknowledge, Verb::Fetch, Verb::Release] {
+        for second in [9, 12, 15, 18] {
+            simulation.world.database.hinder(verb, at(second)..ms(1000 * second + 300), lost);
+        }
+    }
+    let slow = Hindrance::Slow { before: Duration::from_millis(40), after: Duration::from_millis(40) };
+    simulation.world.database.hinder(Verb::Acknowledge, at(8)..at(20), slow);
+    simulation.world.database.hinder(Verb::Acquire, at(8)..at(20), slow);
+    traffic(&mut simulation, 16, at(20));
+    let world = simulation.run(at(90));
+    assert!(world.database.is_empty());
+    let mut copies: BTreeMap<i64, usize> = BTreeMap::new();
+    for bucket in 0..16 {
+        let mut firsts = Vec::new();
+        for row in world.broker.published(bucket) {
+            let copy = copies.entry(row).or_default();
+            *copy += 1;
+            if *copy == 1 {
+                firsts.push(row);
+            }
+        }
+        assert!(firsts.is_sorted(), "bucket {bucket}: {firsts:?}");
+    }
+    assert_eq!(copies.len(), 399, "nothing is lost");
+    let duplicates: usize = copies.values().map(|copies| copies - 1).sum();
+    assert!(duplicates <= 2 * 16 * 10, "{duplicates}: at most what two relays had on their way");
 }
 
 // Refused messages on the way -----------------------------------------------------------------------------------------
