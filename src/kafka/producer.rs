@@ -474,3 +474,36 @@ impl Drop for MainQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::message::Headers as _;
+
+    use super::*;
+
+    fn message(headers: Option<&[u8]>) -> Message<'_> {
+        let (partition, key, value) = (None, None, None);
+        Message { id: 1, topic: "t", partition, key, value, headers, message_id: [0xAB; 16], handle: &[] }
+    }
+
+    #[test]
+    fn the_message_id_is_the_last_header_and_a_forged_one_is_removed() {
+        let pairs = [("b", Some("1")), ("x-outbox-message-id", Some("forged")), ("a", None), ("b", Some(""))];
+        let stored = pairs.map(|(name, value)| headers::Header { name, value: value.map(str::as_bytes) });
+        let blob = headers::encode(stored.into_iter()).expect("there are some");
+        let record = record_headers(&message(Some(&blob))).expect("they can be read");
+        let sent: Vec<_> =
+            record.iter().map(|header| (header.key, header.value.map(String::from_utf8_lossy))).collect();
+        let id = "abababab-abab-abab-abab-abababababab";
+        let expected = [("b", Some("1")), ("a", None), ("b", Some("")), ("x-outbox-message-id", Some(id))];
+        assert_eq!(sent, expected.map(|(name, value)| (name, value.map(Into::into))));
+        assert_eq!(record_headers(&message(None)).expect("there are none").count(), 1);
+    }
+
+    #[test]
+    fn headers_that_cannot_be_read_concern_their_row() {
+        for blob in [&[][..], &[2, 0, 0, 0, 0], &[1, 255, 255, 255, 127]] {
+            assert!(record_headers(&message(Some(blob))).is_err());
+        }
+    }
+}

@@ -97,6 +97,24 @@ execute acknowledge_range (1, :id, :id + 2, 'b', 2) \g /dev/null
 select bucket from outbox.message;
 truncate outbox.message;
 
+-- Which buckets have rows is found without reading what lies there: no more than a row a bucket.
+insert into outbox.message (bucket, topic, message_id)
+select n % 2, 't', gen_random_uuid() from generate_series(1, 20000) n;
+analyze outbox.message;
+execute pending ('{0,1,2}');
+create function rows_read() returns bigint language plpgsql as $$
+declare
+    plan jsonb;
+begin
+    execute 'explain (analyze, format json) execute pending (''{0,1,2}'')' into plan;
+    return (select sum((node->'Actual Rows')::bigint * (node->'Actual Loops')::bigint)
+            from jsonb_path_query(plan, '$.** ? (@."Relation Name" == "message")') node);
+end
+$$;
+select rows_read() <= 3 as at_most_one_a_bucket;
+drop function rows_read();
+truncate outbox.message;
+
 -- Handed back, a bucket is free at once, and keeps its token for the next one to count on.
 execute hand_back ('b', '{1}', '{2}');
 execute claim ('c', '{1}', 30);
