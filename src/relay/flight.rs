@@ -67,6 +67,12 @@ impl Flight {
         self.closed = true;
     }
 
+    /// The client was told to give up what it has only queued. If something of this batch may be among that, what has not
+    /// been handed over must not overtake it.
+    pub fn queue_given_up(&mut self) {
+        self.closed |= self.submitted > self.prefix.reported();
+    }
+
     /// The report of a row. Says whether rows behind a failed one should be given up.
     pub fn report(&mut self, index: usize, outcome: Result<(), PublishError>) -> bool {
         match outcome {

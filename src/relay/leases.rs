@@ -272,7 +272,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if let Some(flight) = self.flights.values_mut().find(|flight| flight.lease == lease && !flight.orphaned) {
             flight.orphaned = true;
             if !flight.complete() {
-                self.publisher.purge();
+                self.give_up_queued();
             }
         }
     }

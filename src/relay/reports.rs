@@ -30,8 +30,14 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.reports = reports;
         if give_up {
             // Rows behind a refused one wait for it; those already sent cannot be called back.
-            self.publisher.purge();
+            self.give_up_queued();
         }
+    }
+
+    /// Calls back what the client has only queued, of all batches.
+    pub(super) fn give_up_queued(&mut self) {
+        self.publisher.purge();
+        self.flights.values_mut().for_each(Flight::queue_given_up);
     }
 
     pub(super) fn heard_from_broker(&mut self) {

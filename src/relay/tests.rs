@@ -310,6 +310,22 @@ fn followers_that_the_client_has_only_queued_are_given_up_behind_a_refused_row()
 }
 
 #[test]
+fn followers_do_not_overtake_a_row_that_was_given_up_for_the_sake_of_another_bucket() {
+    let mut simulation = alone();
+    // When row 1 of bucket 0 is refused, row 1 of bucket 1 is queued, and its followers wait for room.
+    simulation.world.broker.capacity = 3;
+    simulation.world.broker.pipeline = 1;
+    simulation.world.broker.refuse(0, 1, Refuser::Broker, at(2));
+    simulation.at(at(1), |world| {
+        world.commit(0, [1, 2], Ring::Bucket);
+        world.commit(1, [1, 2, 3], Ring::Bucket);
+    });
+    let world = simulation.run(at(5));
+    assert_eq!(world.broker.published(1), [1, 2, 3]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
 fn a_row_refused_by_the_client_ends_its_batch() {
     let mut simulation = alone();
     simulation.world.broker.refuse(0, 3, Refuser::Client, at(2));
