@@ -47,8 +47,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
     }
 
-    /// Removes the acknowledged prefix of every batch whose reports are all in.
+    /// Removes the acknowledged prefix of every batch whose reports are all in, as long as its lease lasts.
     pub(super) fn acknowledge(&mut self) -> Result<bool, StoreError> {
+        // What came before in this turn may have been slow.
+        self.expire_leases();
         let complete: Vec<FlightId> =
             self.flights.iter().filter(|(_, flight)| flight.complete()).map(|(id, _)| *id).collect();
         if complete.is_empty() {

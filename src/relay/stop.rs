@@ -26,7 +26,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             self.bell.rest(Wait::Stopping, wait_until);
         }
-        self.expire_leases();
         if let Err(error) = self.acknowledge() {
             warn!(detail = format!("{error}."), "could not remove acknowledged messages before stopping");
         }

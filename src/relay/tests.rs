@@ -680,6 +680,28 @@ fn when_the_store_is_down_past_the_lease_rows_acknowledged_late_are_kept() {
 }
 
 #[test]
+fn rows_are_kept_when_a_call_between_their_reports_and_their_removal_outlasts_the_lease() {
+    for (verb, slow) in
+        [(Verb::Failures, slow_before(31)), (Verb::Failures, slow_after(31)), (Verb::Renew, slow_after(15))]
+    {
+        let mut simulation = alone();
+        if verb == Verb::Renew {
+            simulation.settings.lease = SHORT;
+        }
+        commit(&mut simulation, at(1), 0, [1]);
+        // Renewal is due, and noted failures are to be read anew, at the moment of the report.
+        simulation.world.broker.delay = at(6) - ms(1005);
+        simulation.world.database.hinder(verb, at(6)..at(7), slow);
+        if verb == Verb::Failures {
+            simulation.at(at(6), |world| world.order("a", Order::LookAgain));
+        }
+        let world = simulation.run(at(100));
+        assert_eq!(world.broker.published(0), [1, 1], "{verb:?}");
+        assert!(world.database.is_empty());
+    }
+}
+
+#[test]
 fn when_the_store_is_back_within_the_confirmed_lease_acknowledged_rows_are_removed() {
     let mut simulation = alone();
     simulation.world.broker.delay = secs(10);
