@@ -204,4 +204,16 @@ fn a_row_that_was_refused_is_handed_over_apart_and_no_other_is() {
     assert!(retries > 3, "{retries}");
     assert_eq!(world.client("a").apart, vec![(0, 1); retries]);
     assert!(world.database.is_empty());
+
+fn without_renewal_a_retry_that_is_due_rests_until_what_is_on_its_way_is_answered() {
+    let mut simulation = without_renewal();
+    simulation.world.broker.delay = secs(12);
+    simulation.world.broker.refuse(0, 1, Refuser::Client, at(9));
+    simulation.at(at(1), |world| world.commit(0, [1], Ring::Bucket));
+    simulation.at(at(4), |world| world.commit(1, [2], Ring::Bucket));
+    // From 5 s on the lease is too old to begin with, and row 1 is due before row 2 is answered.
+    let world = simulation.run(at(40));
+    assert_eq!(world.broker.published(0), [1]);
+    let rests = world.rests.iter().filter(|rest| (at(5)..at(16)).contains(&rest.at));
+    assert!(rests.count() < 10);
 }
