@@ -44,4 +44,5 @@ pub mod kafka;
 #[allow(unsafe_code, reason = "the first wall")]
 mod postgres;
 #[cfg(any(test, feature = "simulate"))]
-mod simulate;
+#[cfg_attr(not(test), allow(dead_code, reason = "scripts, which are tests, use more of it"))]
+pub mod simulate;

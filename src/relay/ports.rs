@@ -200,7 +200,9 @@ pub type FlightId = u32;
 
 /// Where messages go. Nothing here blocks.
 pub trait Publisher {
-    /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more.
+    /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more. All rows of a batch go
+    /// the same way: if earlier ones were given to a client that has been replaced since, the next is refused as
+    /// [`PublishError::GivenUp`], or it would overtake them.
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted;
 
     /// Hands over the only row of a batch, which was refused before, so that another refusal disturbs no other row.

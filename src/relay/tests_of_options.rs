@@ -204,7 +204,9 @@ fn a_row_that_was_refused_is_handed_over_apart_and_no_other_is() {
     assert!(retries > 3, "{retries}");
     assert_eq!(world.client("a").apart, vec![(0, 1); retries]);
     assert!(world.database.is_empty());
+}
 
+#[test]
 fn without_renewal_a_retry_that_is_due_rests_until_what_is_on_its_way_is_answered() {
     let mut simulation = without_renewal();
     simulation.world.broker.delay = secs(12);

@@ -31,6 +31,9 @@ impl Bell for Seat<'_> {
     fn call_peers(&mut self) {
         let mut world = self.world();
         world.record(self.me, Verb::CallPeers, Vec::new(), true);
+        if !world.calls_heard {
+            return world.count("lost calls of peers");
+        }
         for (peer, actor) in world.actors.iter_mut().enumerate() {
             if peer != self.me {
                 actor.order(Order::LookAgain);
@@ -39,11 +42,13 @@ impl Bell for Seat<'_> {
     }
 
     fn order(&mut self) -> Option<Order> {
-        let orders = &mut self.world().actors[self.me].orders;
+        let actor = &mut self.world().actors[self.me];
+        let orders = &mut actor.orders;
         if orders.stop {
             return Some(Order::Stop);
         }
         if let Some(settings) = orders.settings.take() {
+            actor.settings = (*settings).clone();
             return Some(Order::Settings(settings));
         }
         std::mem::take(&mut orders.look_again).then_some(Order::LookAgain)
@@ -51,8 +56,11 @@ impl Bell for Seat<'_> {
 
     fn rest(&mut self, wait: Wait, until: Time) {
         let mut world = self.world();
-        let rest = Rest { at: world.now, relay: world.actors[self.me].id.clone(), wait, until };
-        world.rests.push(rest);
+        if world.truth.is_none() {
+            let rest = Rest { at: world.now, relay: world.actors[self.me].id.clone(), wait, until };
+            world.rests.push(rest);
+        }
+        world.note(Some(self.me), &[9, wait as u64], || format!("rests: {wait:?}"));
         drop(world);
         self.pause(Whereabouts::Resting(until));
     }

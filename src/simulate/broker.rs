@@ -10,6 +10,8 @@ use crate::message::Batch;
 use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
 
 use super::Seat;
+use super::plan::START;
+use super::truth::{Promise, Serial};
 use super::world::{Actor, Verb, World};
 
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub(crate) struct Broker {
     pub shuffled: Option<fastrand::Rng>,
     /// While it is away nothing is sent or reported.
     pub away: Option<Range<Time>>,
+    /// Where chance rules: most from sending to the log, and from there to the report.
+    pub(super) transit: Duration,
     refused: BTreeMap<(Bucket, i64), (Refuser, Time)>,
     appended: BTreeSet<(Bucket, i64)>,
 }
@@ -50,7 +54,7 @@ pub(crate) enum Refuser {
 }
 
 /// What one relay has with its client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Client {
     /// Rows not yet reported to the relay, and their bytes.
     pub rows: usize,
@@ -63,7 +67,17 @@ pub(crate) struct Client {
     flights: BTreeMap<Bucket, (FlightId, usize)>,
     queued: VecDeque<Row>,
     sent: usize,
-    reports: Vec<(Row, Result<(), PublishError>)>,
+    reports: Vec<Outcome>,
+    /// Where chance rules: rows on their way to the broker, and those that arrived and are not reported yet.
+    on_the_way: VecDeque<(Row, Time)>,
+    unreported: Vec<Row>,
+    last_report: Time,
+    /// Grows with every replacement: reports of an older client are nobody's.
+    generation: u32,
+    /// The generation that a flight began with.
+    begun: BTreeMap<FlightId, u32>,
+    /// Its process has ended.
+    pub gone: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -72,8 +86,33 @@ struct Row {
     index: usize,
     bucket: Bucket,
     id: i64,
+    serial: Serial,
     bytes: usize,
     send_at: Time,
+}
+
+type Outcome = (Row, Result<(), PublishError>);
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            rows: 0,
+            bytes: 0,
+            most_rows: 0,
+            most_bytes: 0,
+            flights: BTreeMap::new(),
+            queued: VecDeque::new(),
+            sent: 0,
+            reports: Vec::new(),
+            on_the_way: VecDeque::new(),
+            unreported: Vec::new(),
+            last_report: START,
+            generation: 0,
+            begun: BTreeMap::new(),
+            gone: false,
+            apart: Vec::new(),
+        }
+    }
 }
 
 impl Default for Broker {
@@ -86,6 +125,7 @@ impl Default for Broker {
             pipeline: usize::MAX,
             shuffled: None,
             away: None,
+            transit: Duration::ZERO,
             refused: BTreeMap::new(),
             appended: BTreeSet::new(),
         }
@@ -143,6 +183,9 @@ impl World {
         if back > self.now {
             return self.schedule(back, move |world| world.send(relay));
         }
+        if self.chance.is_some() {
+            return self.send_by_chance(relay);
+        }
         let mut outcomes = Vec::new();
         let Actor { id, client, .. } = &mut self.actors[relay];
         while client.sent < self.broker.pipeline
@@ -173,7 +216,7 @@ impl World {
         }
     }
 
-    fn report(&mut self, relay: usize, outcomes: Vec<(Row, Result<(), PublishError>)>) {
+    fn report(&mut self, relay: usize, outcomes: Vec<Outcome>) {
         let actor = &mut self.actors[relay];
         actor.client.sent -= outcomes.len();
         actor.client.reports.extend(outcomes);
@@ -184,21 +227,158 @@ impl World {
     }
 }
 
+/// The same with every row on its own way. The order of a client's rows is kept.
+impl World {
+    fn send_by_chance(&mut self, relay: usize) {
+        let now = self.now;
+        let frozen = self.actors[relay].frozen;
+        if frozen > now {
+            // Once its process goes on, the client may well be quicker than the relay.
+            self.count("clients that wake up with something to send");
+            return self.schedule(frozen, move |world| world.send(relay));
+        }
+        let client = &mut self.actors[relay].client;
+        if client.gone {
+            return;
+        }
+        let random = &mut self.chance.as_mut().expect("it is there").random;
+        let mut arrivals = Vec::new();
+        while client.sent < self.broker.pipeline
+            && let Some(row) = client.queued.front().copied().filter(|row| row.send_at <= now)
+        {
+            client.queued.pop_front();
+            client.sent += 1;
+            let at = now + self.broker.transit.mul_f64(random.f64() * random.f64());
+            let at = client.on_the_way.back().map_or(at, |(_, before)| at.max(*before));
+            client.on_the_way.push_back((row, at));
+            arrivals.push(at);
+        }
+        for at in arrivals {
+            self.schedule(at, move |world| world.arrive(relay));
+        }
+    }
+
+    fn arrive(&mut self, relay: usize) {
+        let back = self.broker.reachable(self.now);
+        if back > self.now {
+            return self.schedule(back, move |world| world.arrive(relay));
+        }
+        let now = self.now;
+        let client = &mut self.actors[relay].client;
+        let Some((row, _)) = client.on_the_way.pop_front_if(|(_, at)| *at <= now) else { return };
+        let outcome = self.append(relay, row);
+        let client = &mut self.actors[relay].client;
+        client.unreported.push(row);
+        let (generation, last) = (client.generation, client.last_report);
+        let random = &mut self.chance.as_mut().expect("it is there").random;
+        let mut due = now + self.broker.delay + self.broker.transit.mul_f64(random.f64() * random.f64());
+        if self.broker.shuffled.is_none() {
+            due = due.max(last);
+            self.actors[relay].client.last_report = due;
+        }
+        self.schedule(due, move |world| world.report_one(relay, generation, (row, outcome)));
+    }
+
+    fn append(&mut self, relay: usize, row: Row) -> Result<(), PublishError> {
+        let named = (row.bucket, row.id);
+        if self.broker.refuses(named, Refuser::Broker, self.now) {
+            self.truth_let_go(row.serial, false);
+            self.truth_refuses(relay, row.serial, row.flight, row.index);
+            self.note(Some(relay), &[11, row.id as u64], || format!("the broker refuses {named:?}"));
+            return Err(refused());
+        }
+        self.note(Some(relay), &[12, row.id as u64], || format!("the broker appends {named:?}"));
+        self.broker.appended.insert(named);
+        self.truth_let_go(row.serial, true);
+        self.truth_appends(row.serial);
+        Ok(())
+    }
+
+    fn report_one(&mut self, relay: usize, generation: u32, outcome: Outcome) {
+        let back = self.broker.reachable(self.now);
+        if back > self.now {
+            return self.schedule(back, move |world| world.report_one(relay, generation, outcome));
+        }
+        let client = &mut self.actors[relay].client;
+        if client.generation == generation && !client.gone {
+            client.unreported.retain(|row| (row.flight, row.index) != (outcome.0.flight, outcome.0.index));
+            self.report(relay, vec![outcome]);
+        }
+    }
+
+    /// The client has to be replaced. Of what it has sent, only the first may have arrived, and nobody will say so.
+    pub(super) fn replace_client(&mut self, relay: usize) {
+        self.lose_what_is_on_its_way(relay);
+        while let Some((row, _)) = self.actors[relay].client.on_the_way.pop_front() {
+            let arrived = self.append(relay, row);
+            self.note(Some(relay), &[13], || format!("arrived before the client is replaced: {arrived:?}"));
+            self.actors[relay].client.unreported.push(row);
+        }
+        let actor = &mut self.actors[relay];
+        let queued: Vec<Row> = actor.client.queued.drain(..).collect();
+        let unreported = std::mem::take(&mut actor.client.unreported);
+        actor.client.sent = 0;
+        actor.client.generation += 1;
+        actor.latch = true;
+        let given_up = unreported.iter().chain(&queued).map(|row| (*row, Err(PublishError::GivenUp)));
+        actor.client.reports.extend(given_up);
+        for row in unreported {
+            self.truth_replaced(relay, row.flight, row.index);
+        }
+        for row in queued {
+            self.truth_let_go(row.serial, false);
+        }
+        self.count("replaced clients");
+    }
+
+    /// Its process has ended: what it has sent may arrive, or the first of it.
+    pub(super) fn end_client(&mut self, relay: usize) {
+        self.lose_what_is_on_its_way(relay);
+        let client = &mut self.actors[relay].client;
+        client.gone = true;
+        for row in std::mem::take(&mut client.queued) {
+            self.truth_let_go(row.serial, false);
+        }
+    }
+
+    fn lose_what_is_on_its_way(&mut self, relay: usize) {
+        let client = &mut self.actors[relay].client;
+        let random = &mut self.chance.as_mut().expect("it is there").random;
+        let mut lost = Vec::new();
+        if random.bool() && !client.on_the_way.is_empty() {
+            let arrive = random.usize(..client.on_the_way.len());
+            lost.extend(client.on_the_way.drain(arrive..).map(|(row, _)| row));
+        }
+        // Of a client that is replaced they are reported as given up.
+        client.unreported.extend(lost.iter().copied());
+        for row in lost {
+            self.truth_let_go(row.serial, false);
+        }
+    }
+}
+
 impl Client {
+    /// Whether something of the bucket may still be published.
+    pub(super) fn may_publish(&self, bucket: Bucket) -> bool {
+        self.queued.iter().chain(self.on_the_way.iter().map(|(row, _)| row)).any(|row| row.bucket == bucket)
+    }
+
     /// Rows of this bucket that the relay waits for.
     pub fn rows_of(&self, bucket: Bucket) -> usize {
         self.flights.get(&bucket).map_or(0, |(_, rows)| *rows)
     }
 
-    fn take(&mut self, row: Row) {
+    /// Whether no other batch of the bucket is on its way.
+    fn take(&mut self, row: Row) -> bool {
         let (flight, rows) = self.flights.entry(row.bucket).or_insert((row.flight, 0));
-        assert_eq!(*flight, row.flight, "two batches of bucket {} are on their way", row.bucket);
+        let only = *flight == row.flight;
         *rows += 1;
         self.rows += 1;
         self.bytes += row.bytes;
         self.most_rows = self.most_rows.max(self.rows);
         self.most_bytes = self.most_bytes.max(self.bytes);
         self.queued.push_back(row);
+        only
     }
 
     fn collect(&mut self) -> Vec<Report> {
@@ -224,6 +404,14 @@ impl Publisher for Seat<'_> {
         let relay = self.me;
         let send_at = world.now + world.broker.linger;
         let mut submitted = Submitted { rows: 0, refused: None };
+        let client = &mut world.actors[relay].client;
+        if from == 0 {
+            client.begun.insert(flight, client.generation);
+        } else if client.begun.get(&flight) != Some(&client.generation) {
+            // What the client before it had of the batch may be lost: the rest must not overtake that.
+            world.count("batches that their client did not outlive");
+            return Submitted { rows: 0, refused: Some(PublishError::GivenUp) };
+        }
         let mut rows = Vec::new();
         for index in from..batch.len() {
             let actor = &mut world.actors[relay];
@@ -232,13 +420,25 @@ impl Publisher for Seat<'_> {
             }
             let message = batch.message(index);
             let bucket = message.partition.expect("rows of this world name their bucket") as Bucket;
-            let owns = world.database.is_owner(&actor.id, bucket, world.now);
-            assert!(owns, "{} submits to bucket {bucket} without a lease at {:?}", actor.id, world.now);
+            let serial = message.handle.try_into().map(Serial::from_be_bytes).expect("handles of this world");
+            if world.truth.is_none() {
+                let owns = world.database.is_owner(&actor.id, bucket, world.now);
+                assert!(owns, "{} submits to bucket {bucket} without a lease at {:?}", actor.id, world.now);
+            }
             if world.broker.refuses((bucket, message.id), Refuser::Client, world.now) {
                 submitted.refused = Some(refused());
+                world.truth_refuses(relay, serial, flight, index);
+                world.note(Some(relay), &[14, message.id as u64], || {
+                    format!("its client refuses ({bucket}, {})", message.id)
+                });
                 break;
             }
-            actor.client.take(Row { flight, index, bucket, id: message.id, bytes: message.bytes(), send_at });
+            world.truth_submits(relay, serial, flight, index);
+            let row = Row { flight, index, bucket, id: message.id, serial, bytes: message.bytes(), send_at };
+            if !world.actors[relay].client.take(row) {
+                let words = format!("{}: two batches of bucket {bucket}", world.actors[relay].id);
+                world.breach(Promise::OneBatchABucket, words);
+            }
             rows.push((bucket, message.id));
             submitted.rows += 1;
         }
@@ -268,9 +468,11 @@ impl Publisher for Seat<'_> {
         let mut world = self.world();
         let world = &mut *world;
         world.record(self.me, Verb::Purge, Vec::new(), true);
+        let queued = std::mem::take(&mut world.actors[self.me].client.queued);
+        queued.iter().for_each(|row| world.truth_let_go(row.serial, false));
+        let given_up = queued.into_iter().map(|row| (row, Err(PublishError::GivenUp)));
         let actor = &mut world.actors[self.me];
-        let queued = std::mem::take(&mut actor.client.queued);
-        actor.latch |= !queued.is_empty();
-        actor.client.reports.extend(queued.into_iter().map(|row| (row, Err(PublishError::GivenUp))));
+        actor.latch |= given_up.len() > 0;
+        actor.client.reports.extend(given_up);
     }
 }

@@ -13,6 +13,7 @@ use crate::relay::ports::{
 };
 
 use super::Seat;
+use super::truth::Serial;
 use super::world::{Verb, World};
 
 #[derive(Debug)]
@@ -30,17 +31,59 @@ pub(crate) struct Database {
     pub hints: Vec<BTreeSet<Bucket>>,
     /// Where reading began: bucket and position.
     pub read_from: Vec<(Bucket, i64)>,
-    messages: BTreeSet<(Bucket, i64)>,
+    /// Relays that the siblings know to be dead.
+    pub(super) dead: BTreeSet<String>,
+    /// What was done to leases since somebody looked last.
+    pub(super) changes: Vec<Change>,
+    messages: BTreeMap<(Bucket, i64), Serial>,
     leases: Vec<LeaseEntry>,
     relays: BTreeMap<String, Heartbeat>,
-    hindrances: Vec<(Option<Verb>, Range<Time>, Hindrance)>,
+    hindrances: Vec<Hindering>,
 }
 
 #[derive(Debug, Clone)]
-struct LeaseEntry {
-    relay_id: Option<String>,
-    token: i64,
-    expires_at: Time,
+pub(super) struct LeaseEntry {
+    pub relay_id: Option<String>,
+    pub token: i64,
+    /// On the database's clock.
+    pub expires_at: Time,
+    /// When that would be if nobody set the clock.
+    pub real_until: Time,
+    /// Who had it before, was not asked, and until when it can't know.
+    disputed: Option<(String, Time)>,
+}
+
+/// A lease before and after a statement.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub bucket: Bucket,
+    pub before: LeaseEntry,
+    pub after: LeaseEntry,
+    pub by: Option<String>,
+    pub why: Why,
+}
+
+/// Which statement changed a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    Claim,
+    Keep,
+    Renew,
+    HandBack,
+    Release,
+    /// Its relay is dead.
+    Dead,
+    /// Somebody else took it.
+    Steal,
+}
+
+#[derive(Debug)]
+struct Hindering {
+    relay: Option<usize>,
+    verb: Option<Verb>,
+    when: Range<Time>,
+    odds: u8,
+    how: Hindrance,
 }
 
 #[derive(Debug)]
@@ -100,7 +143,9 @@ impl Default for Database {
             damaged: None,
             hints: Vec::new(),
             read_from: Vec::new(),
-            messages: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            changes: Vec::new(),
+            messages: BTreeMap::new(),
             leases: Vec::new(),
             relays: BTreeMap::new(),
             hindrances: Vec::new(),
@@ -108,37 +153,69 @@ impl Default for Database {
     }
 }
 
+/// Who takes leases without asking.
+const STRANGER: &str = "stranger";
+
+impl LeaseEntry {
+    /// Its owner will be another one without having been asked.
+    fn dispute(&mut self) {
+        if let Some(owner) = self.relay_id.take().filter(|owner| owner != STRANGER) {
+            self.disputed = Some((owner, self.real_until));
+        }
+    }
+}
+
 impl Database {
     pub(super) fn seed(&mut self, lease_duration: Duration) {
-        let expires_at = Time::since_zero(Duration::ZERO);
+        let never = Time::since_zero(Duration::ZERO);
         self.lease_duration = lease_duration;
-        self.leases = vec![LeaseEntry { relay_id: None, token: 0, expires_at }; self.bucket_count as usize];
+        let free = LeaseEntry { relay_id: None, token: 0, expires_at: never, real_until: never, disputed: None };
+        self.leases = vec![free; self.bucket_count as usize];
     }
 
     /// Calls of this kind that begin in this time are hindered.
     pub fn hinder(&mut self, verb: Verb, when: Range<Time>, hindrance: Hindrance) {
-        self.hindrances.push((Some(verb), when, hindrance));
+        self.hinder_some(None, Some(verb), when, 100, hindrance);
     }
 
     /// Every call that begins in this time fails.
     pub fn down(&mut self, when: Range<Time>) {
-        self.hindrances.push((None, when, Hindrance::Fails(Failing::BeforeEffect)));
+        self.hinder_some(None, None, when, 100, Hindrance::Fails(Failing::BeforeEffect));
     }
 
-    fn hindrance(&self, verb: Verb, now: Time) -> Option<Hindrance> {
-        let hinders = |(of, when, _): &&(Option<Verb>, Range<Time>, Hindrance)| {
-            of.is_none_or(|of| of == verb) && when.contains(&now)
+    /// So many of a hundred calls of this kind, by this relay, that begin in this time.
+    pub(super) fn hinder_some(
+        &mut self,
+        relay: Option<usize>,
+        verb: Option<Verb>,
+        when: Range<Time>,
+        odds: u8,
+        how: Hindrance,
+    ) {
+        self.hindrances.push(Hindering { relay, verb, when, odds, how });
+    }
+
+    fn hindrance(&self, relay: usize, verb: Verb, now: Time, mut chance: impl FnMut() -> u8) -> Option<Hindrance> {
+        let hinders = |of: &&Hindering| {
+            of.relay.is_none_or(|of| of == relay)
+                && of.verb.is_none_or(|of| of == verb)
+                && of.when.contains(&now)
+                && (of.odds >= 100 || chance() < of.odds)
         };
-        self.hindrances.iter().find(hinders).map(|(_, _, hindrance)| *hindrance)
+        self.hindrances.iter().find(hinders).map(|of| of.how)
     }
 
     /// Ids of the bucket's rows.
     pub fn rows(&self, bucket: Bucket) -> Vec<i64> {
-        self.messages.range((bucket, i64::MIN)..=(bucket, i64::MAX)).map(|(_, id)| *id).collect()
+        self.messages.range((bucket, i64::MIN)..=(bucket, i64::MAX)).map(|((_, id), _)| *id).collect()
     }
 
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
+    }
+
+    pub(super) fn insert(&mut self, bucket: Bucket, id: i64, serial: Serial) {
+        self.messages.insert((bucket, id), serial);
     }
 
     /// The buckets of the leases that name this relay, expired or not.
@@ -157,6 +234,25 @@ impl Database {
         lease.relay_id.as_deref() == Some(relay) && lease.expires_at > now
     }
 
+    /// Whom the lease names.
+    pub(super) fn owner(&self, bucket: Bucket) -> Option<&str> {
+        self.leases[bucket as usize].relay_id.as_deref()
+    }
+
+    /// Whether this very lease is still the relay's, expired or not.
+    pub(super) fn holds(&self, relay: &str, lease: Lease) -> bool {
+        let entry = &self.leases[lease.bucket as usize];
+        entry.relay_id.as_deref() == Some(relay) && entry.token == lease.token
+    }
+
+    /// Whether the relay may publish the bucket, or can't know that it may not: somebody set the clock, or took the lease
+    /// without asking.
+    pub(super) fn may_publish(&self, relay: &str, bucket: Bucket, now: Time, real: Time) -> bool {
+        let lease = &self.leases[bucket as usize];
+        let names = lease.relay_id.as_deref() == Some(relay) && (lease.expires_at > now || lease.real_until > real);
+        names || lease.disputed.as_ref().is_some_and(|(owner, until)| owner == relay && *until > real)
+    }
+
     /// An operator takes the message away, and what is noted of it.
     pub fn skip(&mut self, bucket: Bucket, id: i64) {
         self.messages.remove(&(bucket, id));
@@ -164,31 +260,43 @@ impl Database {
     }
 
     /// Somebody whom nobody knows takes the bucket for the duration of a lease, whoever had it.
-    pub fn steal(&mut self, bucket: Bucket, now: Time) {
-        let expires_at = now + self.lease_duration;
-        let lease = &mut self.leases[bucket as usize];
-        *lease = LeaseEntry { relay_id: Some("stranger".to_owned()), token: lease.token + 1, expires_at };
+    pub(super) fn steal(&mut self, bucket: Bucket, now: Time, real: Time) {
+        let duration = self.lease_duration;
+        self.change(bucket, None, Why::Steal, |lease| {
+            lease.dispute();
+            lease.relay_id = Some(STRANGER.to_owned());
+            lease.token += 1;
+            lease.expires_at = now + duration;
+            lease.real_until = real + duration;
+        });
     }
 
-    fn named(&mut self, relay: &str, lease: Lease) -> Option<&mut LeaseEntry> {
-        let entry = &mut self.leases[lease.bucket as usize];
-        (entry.relay_id.as_deref() == Some(relay) && entry.token == lease.token).then_some(entry)
+    fn change(&mut self, bucket: Bucket, by: Option<&str>, why: Why, change: impl FnOnce(&mut LeaseEntry)) {
+        let lease = &mut self.leases[bucket as usize];
+        let before = lease.clone();
+        change(lease);
+        let after = lease.clone();
+        self.changes.push(Change { bucket, before, after, by: by.map(str::to_owned), why });
     }
 
     /// Whether it was recorded: a relay marked as stopped stays so.
     fn heartbeat(&mut self, relay: &str, now: Time) -> bool {
         let row = self.relays.entry(relay.to_owned()).or_insert(Heartbeat { last_seen: now, stopped: false });
         if !row.stopped {
-            row.last_seen = now;
+            row.last_seen = row.last_seen.max(now);
         }
         !row.stopped
     }
 
-    fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time) -> Acquired {
-        let alive = self.heartbeat(relay, now);
+    /// None for a relay that was marked as stopped.
+    pub(super) fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time, real: Time) -> Option<Acquired> {
+        if !self.heartbeat(relay, now) {
+            return None;
+        }
         let Round { busy, lease_duration: duration, previous } = round;
         self.hints.push(previous.clone());
         assert!(self.renews || busy.is_empty(), "{relay} acquires while {busy:?} are busy and nobody renews");
+        let freed_dead = self.free_dead(now);
         let active: BTreeSet<&str> = self
             .relays
             .iter()
@@ -207,61 +315,87 @@ impl Database {
         let (leaving, hand_back): (BTreeSet<_>, BTreeSet<_>) =
             plan.hand_back.into_iter().partition(|bucket| busy.contains(bucket));
         for bucket in plan.keep.iter().chain(&leaving) {
-            let lease = &mut self.leases[*bucket as usize];
-            lease.expires_at = lease.expires_at.max(now + duration);
+            self.extend(*bucket, relay, Why::Keep, duration, now, real);
         }
         for bucket in &hand_back {
-            self.free(*bucket, now);
+            self.free(*bucket, Some(relay), Why::HandBack, now);
         }
-        for bucket in plan.claim.into_iter().filter(|_| alive) {
-            let lease = &mut self.leases[bucket as usize];
+        for bucket in plan.claim {
+            let lease = &self.leases[bucket as usize];
             if lease.relay_id.is_none() || lease.expires_at <= now {
-                lease.relay_id = Some(relay.to_owned());
-                lease.token += 1;
-                lease.expires_at = now + duration;
+                self.change(bucket, Some(relay), Why::Claim, |lease| {
+                    lease.dispute();
+                    lease.relay_id = Some(relay.to_owned());
+                    lease.token += 1;
+                });
+                self.extend(bucket, relay, Why::Keep, duration, now, real);
             }
         }
         let lease = |bucket: Bucket| Lease { bucket, token: self.leases[bucket as usize].token };
         let leases = self.held_by(relay).into_iter().map(lease).collect();
-        Acquired { leases, leaving, freed: !hand_back.is_empty(), distant: plan.distant }
+        Some(Acquired { leases, leaving, freed: !hand_back.is_empty() || freed_dead, distant: plan.distant })
     }
 
-    fn free(&mut self, bucket: Bucket, now: Time) {
-        let lease = &mut self.leases[bucket as usize];
-        lease.relay_id = None;
-        lease.expires_at = now;
+    /// Leases of relays that are known to be dead need not run out.
+    fn free_dead(&mut self, now: Time) -> bool {
+        let mut any = false;
+        for relay in self.dead.clone() {
+            if let Some(row) = self.relays.get_mut(&relay) {
+                row.stopped = true;
+            }
+            for bucket in self.held_by(&relay) {
+                self.free(bucket, None, Why::Dead, now);
+                any = true;
+            }
+        }
+        any
     }
 
-    fn renew(&mut self, relay: &str, leases: &[Lease], duration: Duration, now: Time) -> bool {
-        let lasting = |lease: &Lease| {
-            let entry = &self.leases[lease.bucket as usize];
-            self.is_owner(relay, lease.bucket, now) && entry.token == lease.token
-        };
-        if !leases.iter().all(lasting) {
+    /// Only forward: a clock that was set back does not shorten a lease.
+    fn extend(&mut self, bucket: Bucket, relay: &str, why: Why, duration: Duration, now: Time, real: Time) {
+        self.change(bucket, Some(relay), why, |lease| {
+            lease.expires_at = lease.expires_at.max(now + duration);
+            lease.real_until = real + duration;
+        });
+    }
+
+    fn free(&mut self, bucket: Bucket, by: Option<&str>, why: Why, now: Time) {
+        self.change(bucket, by, why, |lease| {
+            lease.relay_id = None;
+            lease.expires_at = now;
+            lease.disputed = None;
+        });
+    }
+
+    fn renew(&mut self, relay: &str, leases: &[Lease], duration: Duration, now: Time, real: Time) -> bool {
+        if !leases.iter().all(|lease| self.holds(relay, *lease) && self.is_owner(relay, lease.bucket, now)) {
             return false;
         }
-        let expires_at = now + duration;
         for lease in leases {
-            let entry = &mut self.leases[lease.bucket as usize];
-            entry.expires_at = entry.expires_at.max(expires_at);
+            self.extend(lease.bucket, relay, Why::Renew, duration, now, real);
         }
         self.heartbeat(relay, now);
         true
     }
 
-    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> bool {
-        let holds = self.named(relay, one.lease).is_some();
+    /// Whether the lease still holds, and what was removed.
+    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> (bool, Vec<Serial>) {
+        let mut removed = Vec::new();
+        let holds = self.holds(relay, one.lease);
         if holds {
             let bucket = one.lease.bucket;
-            for id in one.batch.ids(one.len) {
-                self.messages.remove(&(bucket, id));
+            for (id, handle) in one.batch.handles(one.len) {
+                // Exactly the message that was fetched, not another that was given its id since.
+                if self.messages.get(&(bucket, id)).is_some_and(|serial| serial.to_be_bytes() == handle) {
+                    removed.extend(self.messages.remove(&(bucket, id)));
+                }
             }
             if one.ends_failure {
                 let last = one.batch.id(one.len - 1);
                 self.failures.retain(|(of, id), _| *of != bucket || *id > last);
             }
         }
-        holds
+        (holds, removed)
     }
 }
 
@@ -269,62 +403,108 @@ impl World {
     /// Rows are committed now.
     pub fn commit(&mut self, bucket: Bucket, ids: impl IntoIterator<Item = i64>, ring: Ring) {
         for id in ids {
-            self.database.messages.insert((bucket, id));
+            let serial = self.database.messages.len() as Serial;
+            self.database.insert(bucket, id, serial);
             if ring == Ring::Bucket {
                 let bell = self.bells.entry(bucket).or_insert(id);
                 *bell = id.min(*bell);
             }
         }
-        for actor in &mut self.actors {
-            match ring {
-                Ring::Bucket => actor.latch |= actor.listening.contains(&bucket),
-                Ring::Unknown => (actor.unknown, actor.latch) = (true, true),
-                Ring::Silent => {}
-            }
+        match ring {
+            Ring::Bucket => self.actors.iter_mut().for_each(|actor| actor.latch |= actor.listening.contains(&bucket)),
+            Ring::Unknown => self.ring_unknown(),
+            Ring::Silent => {}
         }
+    }
+
+    /// Something was committed of which the bucket is not known.
+    pub(super) fn ring_unknown(&mut self) {
+        self.actors.iter_mut().for_each(|actor| (actor.unknown, actor.latch) = (true, true));
     }
 
     /// Somebody else takes the bucket, and the relay that holds it does not know.
     pub fn steal(&mut self, bucket: Bucket) {
-        self.database.steal(bucket, self.now);
+        let database_now = self.database_now();
+        self.database.steal(bucket, database_now, self.now);
+        self.truth_looks_at_leases();
+    }
+}
+
+impl World {
+    /// A call of the store begins: what hinders it.
+    fn begin_call(&mut self, relay: usize, verb: Verb) -> Option<Hindrance> {
+        self.truth_calls(relay, verb);
+        let now = self.now;
+        let hindrance = match &mut self.chance {
+            Some(chance) => self.database.hindrance(relay, verb, now, || chance.random.u8(..100)),
+            None => self.database.hindrance(relay, verb, now, || 0),
+        };
+        if let Some(hindrance) = hindrance {
+            self.count(match hindrance {
+                Hindrance::Slow { .. } => "slow calls of the store",
+                Hindrance::Fails(Failing::BeforeEffect) => "failed calls of the store",
+                Hindrance::Fails(Failing::AfterEffect) => "lost answers of the store",
+                Hindrance::Gone => "relays told to leave",
+                Hindrance::Misconfigured => "misconfigurations",
+                Hindrance::Interrupted { .. } => "interrupted calls of the store",
+            });
+        }
+        self.actors[relay].call = Some(verb);
+        hindrance
     }
 }
 
 impl Seat<'_> {
-    /// One call of the store, with what hinders it.
-    fn call<T>(
+    /// One call of the store, with what hinders it. `prepare` is what it reads first, `effect` the rest, a moment later.
+    fn call_in_two<P, T>(
         &self,
         verb: Verb,
-        effect: impl FnOnce(&mut World, &str) -> (T, Vec<(Bucket, i64)>),
+        prepare: impl FnOnce(&mut World) -> P,
+        effect: impl FnOnce(&mut World, &str, P) -> (T, Vec<(Bucket, i64)>),
     ) -> Result<T, StoreError> {
-        let hindrance = {
-            let world = self.world();
-            world.database.hindrance(verb, world.now)
+        let hindrance = self.world().begin_call(self.me, verb);
+        let (before, after) = match hindrance {
+            Some(Hindrance::Slow { before, after }) => (before, after),
+            Some(Hindrance::Interrupted { after }) => (after, Duration::ZERO),
+            _ => (Duration::ZERO, Duration::ZERO),
         };
-        if let Some(Hindrance::Slow { before, .. } | Hindrance::Interrupted { after: before }) = hindrance {
-            self.be_busy(before);
-        }
+        self.take_time(before);
         let mut world = self.world();
+        world.actors[self.me].call = None;
         let failed = Err(StoreError::Retry("the store is down".to_owned()));
         let answer = match hindrance {
+            _ if std::mem::take(&mut world.actors[self.me].interrupted) => Err(StoreError::Interrupted),
             Some(Hindrance::Gone) => Err(StoreError::Leave("the store is gone".to_owned())),
             Some(Hindrance::Interrupted { .. }) => Err(StoreError::Interrupted),
             Some(Hindrance::Misconfigured) => Err(StoreError::Misconfigured("no bucket fits".to_owned())),
             Some(Hindrance::Fails(Failing::BeforeEffect)) => failed,
             _ => {
+                let prepared = prepare(&mut world);
+                if verb == Verb::Fetch {
+                    drop(world);
+                    self.take_time(Duration::ZERO);
+                    world = self.world();
+                }
                 let relay = world.actors[self.me].id.clone();
-                let (answer, rows) = effect(&mut world, &relay);
+                let (answer, rows) = effect(&mut world, &relay, prepared);
                 let lost = matches!(hindrance, Some(Hindrance::Fails(Failing::AfterEffect)));
                 world.record(self.me, verb, rows, !lost);
+                world.truth_looks_at_leases();
                 drop(world);
-                if let Some(Hindrance::Slow { after, .. }) = hindrance {
-                    self.be_busy(after);
-                }
+                self.take_time(after);
                 return if lost { failed } else { Ok(answer) };
             }
         };
         world.record(self.me, verb, Vec::new(), false);
         answer
+    }
+
+    fn call<T>(
+        &self,
+        verb: Verb,
+        effect: impl FnOnce(&mut World, &str) -> (T, Vec<(Bucket, i64)>),
+    ) -> Result<T, StoreError> {
+        self.call_in_two(verb, |_| (), |world, relay, ()| effect(world, relay))
     }
 }
 
@@ -334,11 +514,16 @@ fn named(leases: &[Lease]) -> Vec<(Bucket, i64)> {
 
 impl Store for Seat<'_> {
     fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
-        self.call(Verb::Acquire, |world, relay| {
-            let acquired = world.database.acquire(relay, round, world.now);
-            let rows = named(&acquired.leases);
+        let began = self.world().now;
+        let acquired = self.call(Verb::Acquire, |world, relay| {
+            let database_now = world.database_now();
+            let acquired = world.database.acquire(relay, round, database_now, world.now);
+            let rows = acquired.as_ref().map(|acquired| named(&acquired.leases)).unwrap_or_default();
             (acquired, rows)
-        })
+        })?;
+        let Some(acquired) = acquired else { return Err(StoreError::Leave("it was marked as stopped".to_owned())) };
+        self.world().truth_confirms(self.me, began, round.lease_duration);
+        Ok(acquired)
     }
 
     fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError> {
@@ -349,21 +534,32 @@ impl Store for Seat<'_> {
     }
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
-        self.call(Verb::Fetch, |world, _| {
+        let me = self.me;
+        // As the server does: first the snapshot, then a look at who has rung or is about to.
+        let snapshot = |world: &mut World| {
+            // Without faults what is told of later can't matter: nothing happens between the two.
+            let untold = if world.chance.is_some() { i64::MIN } else { world.lowest_untold(me, bucket) };
+            let first = (after + 1).min(untold);
+            let rows = world.database.messages.range((bucket, first)..=(bucket, i64::MAX));
+            rows.map(|((_, id), serial)| (*id, *serial)).collect::<Vec<_>>()
+        };
+        self.call_in_two(Verb::Fetch, snapshot, |world, _, rows| {
+            let untold = world.lowest_untold(me, bucket);
             let database = &mut world.database;
             database.read_from.push((bucket, after));
             if database.damaged == Some(bucket) {
                 return (Err(StoreError::Retry("a page is invalid".to_owned())), vec![(bucket, after)]);
             }
+            let after = after.min(untold.saturating_sub(1));
             let value = vec![0; database.value_size];
             let mut more = false;
-            for (_, id) in database.messages.range((bucket, after + 1)..=(bucket, i64::MAX)) {
+            for (id, serial) in rows.into_iter().filter(|(id, _)| *id > after) {
                 if batch.len() >= limits.rows || batch.bytes() >= limits.bytes {
                     more = true;
                     break;
                 }
                 batch.push(&Message {
-                    id: *id,
+                    id,
                     topic: "events",
                     // So that the broker sees which bucket a row is of.
                     partition: Some(bucket as i32),
@@ -371,25 +567,32 @@ impl Store for Seat<'_> {
                     value: Some(&value),
                     headers: None,
                     message_id: [0; 16],
-                    handle: &[],
+                    handle: &serial.to_be_bytes(),
                 });
             }
             (Ok(more), batch.ids(batch.len()).map(|id| (bucket, id)).collect())
-        })?
+        })
+        .inspect_err(|_| batch.clear(0))?
     }
 
     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+        let me = self.me;
         self.call(Verb::Acknowledge, |world, relay| {
             let mut rows = Vec::new();
-            let removed = acknowledged.iter().map(|one| {
+            let mut held = Vec::new();
+            for one in acknowledged {
                 rows.extend(one.batch.ids(one.len).map(|id| (one.lease.bucket, id)));
-                world.database.acknowledge(relay, one)
-            });
-            let removed = removed.collect();
+                let (holds, removed) = world.database.acknowledge(relay, one);
+                removed.into_iter().for_each(|serial| world.truth_removes(me, one.lease, serial));
+                if !holds {
+                    world.refused_guard();
+                }
+                held.push(holds);
+            }
             for row in &rows {
                 assert!(world.broker.has(*row), "{row:?} is removed, but the broker does not have it");
             }
-            (removed, rows)
+            (held, rows)
         })
     }
 
@@ -409,14 +612,28 @@ impl Store for Seat<'_> {
 
 impl Renewal for Seat<'_> {
     fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError> {
-        self.call(Verb::Renew, |world, relay| (world.database.renew(relay, leases, duration, world.now), named(leases)))
+        let began = self.world().now;
+        let renewed = self.call(Verb::Renew, |world, relay| {
+            let database_now = world.database_now();
+            (world.database.renew(relay, leases, duration, database_now, world.now), named(leases))
+        })?;
+        let mut world = self.world();
+        if renewed {
+            world.truth_confirms(self.me, began, duration);
+        } else {
+            world.truth_renewal_refused(self.me, leases);
+        }
+        Ok(renewed)
     }
 
     fn hand_back(&mut self, leases: &[Lease]) -> Result<(), StoreError> {
         self.call(Verb::HandBack, |world, relay| {
+            let database_now = world.database_now();
             for lease in leases {
-                if world.database.named(relay, *lease).is_some() {
-                    world.database.free(lease.bucket, world.now);
+                if world.database.holds(relay, *lease) {
+                    world.database.free(lease.bucket, Some(relay), Why::HandBack, database_now);
+                } else {
+                    world.refused_guard();
                 }
             }
             ((), named(leases))
@@ -427,7 +644,7 @@ impl Renewal for Seat<'_> {
 impl FailureNotes for Seat<'_> {
     fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
         self.call(Verb::NoteFailure, |world, _| {
-            let next_try_at = world.now + failure.wait;
+            let next_try_at = world.database_now() + failure.wait;
             let noted = Noted { attempts: failure.attempts, error: failure.error.clone(), next_try_at };
             let row = (failure.bucket, failure.id);
             world.database.failures.insert(row, noted);
@@ -437,11 +654,12 @@ impl FailureNotes for Seat<'_> {
 
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
         self.call(Verb::Failures, |world, _| {
+            let now = world.database_now();
             let database = &world.database;
             let failures = buckets.iter().filter_map(|bucket| {
                 let mut notes = database.failures.range((*bucket, 0)..=(*bucket, i64::MAX));
-                let (&(bucket, id), noted) = notes.find(|(place, _)| database.messages.contains(place))?;
-                let wait = noted.next_try_at.since(world.now);
+                let (&(bucket, id), noted) = notes.find(|(place, _)| database.messages.contains_key(place))?;
+                let wait = noted.next_try_at.since(now);
                 Some(Failure { bucket, id, attempts: noted.attempts, error: noted.error.clone(), wait })
             });
             (failures.collect(), Vec::new())
@@ -451,16 +669,20 @@ impl FailureNotes for Seat<'_> {
 
 impl Ownership for Seat<'_> {
     fn release(&mut self, _previous: &BTreeSet<Bucket>) -> Result<(), StoreError> {
+        let me = self.me;
         self.call(Verb::Release, |world, relay| {
+            let now = world.database_now();
             if let Some(row) = world.database.relays.get_mut(relay) {
                 row.stopped = true;
+                row.last_seen = row.last_seen.max(now);
             }
             let held = world.database.held_by(relay);
             for bucket in &held {
-                world.database.free(*bucket, world.now);
+                world.database.free(*bucket, Some(relay), Why::Release, now);
             }
             let waiting = world.broker_has_work_of(relay);
             assert!(!waiting, "{relay} releases while its client may still publish");
+            world.truth_released(me);
             ((), held.into_iter().map(|bucket| (bucket, 0)).collect())
         })
     }

@@ -11,10 +11,18 @@
 mod bell;
 mod broker;
 mod database;
+mod plan;
+mod run;
+mod search;
+mod shrink;
+mod trace;
+mod truth;
 mod world;
+mod writers;
 
 use std::cell::{RefCell, RefMut};
 use std::fmt;
+use std::mem;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,9 +32,15 @@ use crate::clock::Time;
 use crate::relay::Relay;
 use crate::settings::Settings;
 
+pub use search::{replay, search};
+
+#[cfg(test)]
 pub(crate) use broker::Refuser;
+#[cfg(test)]
 pub(crate) use database::{Failing, Hindrance, Ring};
-pub(crate) use world::{Call, Verb, World};
+pub(crate) use world::World;
+#[cfg(test)]
+pub(crate) use world::{Call, Verb};
 
 use world::Whereabouts;
 
@@ -57,28 +71,47 @@ impl Simulation {
     pub fn run(mut self, end: Time) -> World {
         self.world.schedule(end, World::stop_all);
         self.world.database.seed(self.settings.lease.duration);
+        self.world.settings = self.settings;
         let world = Rc::new(RefCell::new(self.world));
-        let mut relays: Vec<Life> = Vec::new();
-        loop {
-            let next = world.borrow_mut().next_turn();
-            let Some(me) = next else { break };
-            while relays.len() <= me {
-                relays.push(live(Rc::clone(&world), relays.len(), self.settings.clone()));
-            }
-            relays[me].resume(());
-        }
-        drop(relays);
+        play(&world);
         Rc::into_inner(world).expect("the relays have ended").into_inner()
     }
 }
 
-/// A relay from its beginning to its end. Whenever it is resumed it goes on to its next rest or slow call.
+/// A relay from its beginning to its end. Whenever it is resumed it goes on to its next rest or call.
 type Life = Coroutine<(), (), ()>;
 
-fn live(world: Rc<RefCell<World>>, me: usize, settings: Settings) -> Life {
+/// Lets the relays take turns until all have ended, or a promise was broken.
+fn play(world: &Rc<RefCell<World>>) {
+    let mut relays: Vec<Option<Life>> = Vec::new();
+    loop {
+        let next = world.borrow_mut().next_turn();
+        let crashed = mem::take(&mut world.borrow_mut().crashed);
+        for me in &crashed {
+            // Wherever it is, it gets no further.
+            relays.get_mut(*me).and_then(Option::take);
+        }
+        if let Some(me) = next {
+            while relays.len() <= me {
+                relays.push(Some(live(Rc::clone(world), relays.len())));
+            }
+            relays[me].as_mut().expect("a crashed relay is not ready").resume(());
+        } else if crashed.is_empty() {
+            return;
+        }
+    }
+}
+
+fn live(world: Rc<RefCell<World>>, me: usize) -> Life {
     Coroutine::new(move |yielder, ()| {
         let seat = Seat { yielder, world, me };
-        let id = seat.world().actors[me].id.clone();
+        let (id, settings) = {
+            let mut world = seat.world();
+            let settings = world.settings.clone();
+            world.actors[me].settings = settings.clone();
+            world.note(Some(me), &[10], || "begins".to_owned());
+            (world.actors[me].id.clone(), settings)
+        };
         let relay = Relay::new(seat.clone(), seat.clone(), seat.clone(), seat.clone(), settings, &id);
         let ended = relay.expect("settings that agree").run();
         seat.world().leave(me, ended);
@@ -105,12 +138,20 @@ impl Seat<'_> {
         self.yielder.suspend(());
     }
 
-    /// A call takes this long.
-    fn be_busy(&self, duration: Duration) {
-        if !duration.is_zero() {
-            let until = self.world().now + duration;
-            self.pause(Whereabouts::Busy(until));
-        }
+    /// A call takes this long, and where chance rules a little longer: anything may happen meanwhile.
+    fn take_time(&self, duration: Duration) {
+        let mut world = self.world();
+        let now = world.now;
+        let until = match &mut world.chance {
+            None if duration.is_zero() => return,
+            None => now + duration,
+            Some(chance) => {
+                let latency = if chance.random.bool() { Duration::ZERO } else { chance.latency };
+                now + duration.min(chance.calm.since(now)) + latency.mul_f64(chance.random.f64())
+            }
+        };
+        drop(world);
+        self.pause(Whereabouts::Busy(until));
     }
 }
 

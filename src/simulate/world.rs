@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
+
+use fastrand::Rng;
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
@@ -9,8 +12,12 @@ use crate::relay::Ended;
 use crate::relay::ports::{Order, Wait};
 use crate::settings::Settings;
 
-use super::broker::{Broker, Client};
+use super::broker::{Broker, Client, Refuser};
 use super::database::Database;
+use super::plan::START;
+use super::trace::Trace;
+use super::truth::{Breach, Promise, Truth};
+use super::writers::Writers;
 
 /// More steps than this without time passing are a loop that does not rest.
 const STEPS_MAX: usize = 20_000;
@@ -27,13 +34,60 @@ pub(crate) struct World {
     pub ended: BTreeMap<String, (Time, Ended)>,
     /// Bells of the buckets: the lowest id committed since somebody took it.
     pub bells: BTreeMap<Bucket, i64>,
+    /// Those with which relays begin.
+    pub(super) settings: Settings,
     pub(super) actors: Vec<Actor>,
+    /// Relays that have crashed since somebody looked last.
+    pub(super) crashed: Vec<usize>,
+    /// What is left to chance; without it everything takes its turn and no time.
+    pub(super) chance: Option<Chance>,
+    pub(super) truth: Option<Truth>,
+    pub(super) breach: Option<Breach>,
+    pub(super) trace: Trace,
+    /// How often what happened.
+    pub(super) coverage: BTreeMap<&'static str, u64>,
+    pub(super) writers: Writers,
+    /// By how many milliseconds the database's clock was set.
+    pub(super) clock_set: i64,
+    /// Calls of peers are heard.
+    pub(super) calls_heard: bool,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) plan_times: Option<PlanTimes>,
     /// Who had the turn last.
     turn: usize,
     events: BTreeMap<(Time, u64), Event>,
     next_event: u64,
     steps: usize,
 }
+
+/// Where small delays and the order of the ready come from.
+#[derive(Debug)]
+pub(super) struct Chance {
+    pub random: Rng,
+    /// Most that a call of the store takes before its effect, and again after it.
+    pub latency: Duration,
+    /// Nothing slow lasts longer than until then.
+    pub calm: Time,
+}
+
+/// Times that the truth measures by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlanTimes {
+    pub settled: Time,
+    pub patience: Duration,
+}
+
+/// A message that will be refused, by its place in a transaction.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refusal {
+    pub transaction: usize,
+    pub row: usize,
+    pub by: Refuser,
+    pub until: Time,
+}
+
+/// When the database's clock begins, so that it can be set back.
+const DATABASE_BEGAN: Duration = Duration::from_secs(1000);
 
 type Event = Box<dyn FnOnce(&mut World)>;
 
@@ -48,6 +102,14 @@ pub(super) struct Actor {
     pub unknown: bool,
     pub orders: Orders,
     pub client: Client,
+    /// Those it goes by now.
+    pub settings: Settings,
+    /// The call of the store that has not taken effect yet, and whether an order has interrupted it.
+    pub call: Option<Verb>,
+    pub interrupted: bool,
+    /// Its process stands still until then.
+    pub frozen: Time,
+    begins: Time,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +147,18 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    pub const OF_THE_STORE: [Verb; 9] = [
+        Verb::Acquire,
+        Verb::Renew,
+        Verb::HandBack,
+        Verb::Pending,
+        Verb::Fetch,
+        Verb::Acknowledge,
+        Verb::NoteFailure,
+        Verb::Failures,
+        Verb::Release,
+    ];
+
     pub fn is_of_the_store(self) -> bool {
         !matches!(self, Verb::Submit | Verb::Purge | Verb::CallPeers)
     }
@@ -122,6 +196,18 @@ impl World {
             ended: BTreeMap::new(),
             bells: BTreeMap::new(),
             actors: Vec::new(),
+            settings: Settings::default(),
+            crashed: Vec::new(),
+            chance: None,
+            truth: None,
+            breach: None,
+            trace: Trace::default(),
+            coverage: BTreeMap::new(),
+            writers: Writers::default(),
+            clock_set: 0,
+            calls_heard: true,
+            refusals: Vec::new(),
+            plan_times: None,
             turn: 0,
             events: BTreeMap::new(),
             next_event: 0,
@@ -138,13 +224,59 @@ impl World {
             unknown: false,
             orders: Orders::default(),
             client: Client::default(),
+            settings: Settings::default(),
+            call: None,
+            interrupted: false,
+            frozen: START,
+            begins,
         });
     }
 
     pub(super) fn leave(&mut self, actor: usize, ended: Ended) {
-        let actor = &mut self.actors[actor];
-        actor.whereabouts = Whereabouts::Ended;
-        self.ended.insert(actor.id.clone(), (self.now, ended));
+        let of = &mut self.actors[actor];
+        of.whereabouts = Whereabouts::Ended;
+        self.ended.insert(of.id.clone(), (self.now, ended.clone()));
+        self.left(actor, &ended);
+    }
+
+    /// What the database's clock shows.
+    pub(super) fn database_now(&self) -> Time {
+        let began = if self.chance.is_some() { DATABASE_BEGAN } else { Duration::ZERO };
+        let shown = self.now + began;
+        let set = Duration::from_millis(self.clock_set.unsigned_abs());
+        if self.clock_set < 0 { Time::since_zero(shown.since(START + set)) } else { shown + set }
+    }
+
+    /// The lowest id that a snapshot may show in a bucket though the relay was not told of it.
+    pub(super) fn lowest_untold(&self, relay: usize, bucket: Bucket) -> i64 {
+        if self.actors[relay].unknown {
+            return i64::MIN;
+        }
+        let rung = self.bells.get(&bucket).copied().unwrap_or(i64::MAX);
+        self.writers.lowest_unrung().min(rung)
+    }
+
+    pub(super) fn count(&mut self, what: &'static str) {
+        if self.truth.is_some() {
+            *self.coverage.entry(what).or_default() += 1;
+        }
+    }
+
+    /// A line of the trace: the numbers tell runs apart, the words are made when somebody wants to read them.
+    pub(super) fn note(&mut self, actor: Option<usize>, numbers: &[u64], words: impl FnOnce() -> String) {
+        if self.truth.is_none() {
+            return;
+        }
+        self.trace.add(self.now, actor, numbers);
+        if let Some(lines) = &mut self.trace.lines {
+            let name = actor.map_or("", |actor| &self.actors[actor].id);
+            let words = words();
+            if lines.last().is_some_and(|last| last.ends_with(&format!("  {name:<4} {words}"))) {
+                return;
+            }
+            let time = self.now.since(START).as_secs_f64();
+            lines.push(format!("{time:12.6}  {name:<4} {words}"));
+        }
     }
 
     pub fn schedule(&mut self, time: Time, event: impl FnOnce(&mut World) + 'static) {
@@ -154,14 +286,25 @@ impl World {
 
     /// Lets time go on to whatever is next, and names the relay that it concerns; none when all have ended.
     pub(super) fn next_turn(&mut self) -> Option<usize> {
+        self.trace.steps += 1;
         while self.actors.iter().any(|actor| actor.whereabouts != Whereabouts::Ended) {
             while let Some(event) = self.events.first_entry().filter(|event| event.key().0 <= self.now) {
                 event.remove()(self);
             }
+            if self.breach.is_some() || !self.crashed.is_empty() {
+                return None;
+            }
             // In turn, so that a relay which never rests does not hide the others.
             let ready = |actor: &usize| self.actors[*actor].due(self.now).is_some_and(|due| due <= self.now);
             let mut in_turn = (self.turn + 1..self.actors.len()).chain(0..self.actors.len());
-            if let Some(next) = in_turn.find(ready) {
+            let next = match &mut self.chance {
+                None => in_turn.find(ready),
+                Some(chance) => {
+                    let ready: Vec<usize> = (0..self.actors.len()).filter(ready).collect();
+                    (!ready.is_empty()).then(|| ready[chance.random.usize(..ready.len())])
+                }
+            };
+            if let Some(next) = next {
                 self.step();
                 if matches!(self.actors[next].whereabouts, Whereabouts::Resting(_)) {
                     self.actors[next].latch = false;
@@ -179,11 +322,22 @@ impl World {
 
     fn step(&mut self) {
         self.steps += 1;
-        assert!(self.steps < STEPS_MAX, "a relay is busy for ever at {:?}: {:?}", self.now, self.rests.last());
+        // By chance nothing is as large as in the scripts.
+        let most = if self.chance.is_some() { STEPS_MAX / 20 } else { STEPS_MAX };
+        if self.steps == most {
+            let words = format!("busy for ever at {:?}: {:?}", self.now, self.rests.last());
+            self.breach(Promise::RelaysRest, words);
+        }
     }
 
     pub(super) fn record(&mut self, relay: usize, verb: Verb, rows: Vec<(Bucket, i64)>, answered: bool) {
         self.step();
+        if self.truth.is_some() {
+            let numbers =
+                rows.iter().fold(u64::from(answered), |sum, (b, id)| sum.wrapping_mul(31) + u64::from(*b) + *id as u64);
+            let fails = if answered { "" } else { ", without an answer" };
+            return self.note(Some(relay), &[8, verb as u64, numbers], || format!("{verb:?} {rows:?}{fails}"));
+        }
         let relay = self.actors[relay].id.clone();
         self.calls.push(Call { at: self.now, relay, verb, rows, answered });
     }
@@ -212,6 +366,7 @@ impl World {
 
     /// New settings for the relays and the store, as after a reload of the server.
     pub fn reload(&mut self, settings: &Settings) {
+        self.settings = settings.clone();
         self.database.lease_duration = settings.lease.duration;
         for actor in &mut self.actors {
             actor.order(Order::Settings(Box::new(settings.clone())));
@@ -222,11 +377,17 @@ impl World {
 impl Actor {
     /// When it may run next.
     fn due(&self, now: Time) -> Option<Time> {
-        match self.whereabouts {
-            Whereabouts::Resting(_) if self.latch => Some(now),
-            Whereabouts::Busy(until) | Whereabouts::Resting(until) => Some(until),
-            Whereabouts::Ended => None,
-        }
+        let due = match self.whereabouts {
+            Whereabouts::Resting(_) if self.latch => now,
+            Whereabouts::Busy(until) | Whereabouts::Resting(until) => until,
+            Whereabouts::Ended => return None,
+        };
+        Some(due.max(self.frozen))
+    }
+
+    /// Whether it has begun and not ended.
+    pub fn lives(&self, now: Time) -> bool {
+        self.begins <= now && self.whereabouts != Whereabouts::Ended
     }
 
     pub fn order(&mut self, order: Order) {
