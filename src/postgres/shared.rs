@@ -327,9 +327,12 @@ impl Database {
 
     /// The lowest id that a snapshot taken before this call may show in a bucket although the relay has not been told of
     /// it: who has made rows visible has rung for them, or is still about to. The order matters, for a committer rings
-    /// first and then takes back that it will.
-    pub fn lowest_untold(&self, header: &Header, bucket: u32) -> i64 {
+    /// first and then takes back that it will. `slot` is that of the relay.
+    pub fn lowest_untold(&self, header: &Header, slot: &Slot, bucket: u32) -> i64 {
         let unrung = header.lowest_unrung(self.oid.load(Ordering::Relaxed));
+        if slot.unknown.load(Ordering::SeqCst) {
+            return i64::MIN;
+        }
         let rung = self.bells.get(bucket as usize).map_or(SILENT, |bell| bell.load(Ordering::SeqCst));
         unrung.min(rung)
     }

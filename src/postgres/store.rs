@@ -335,7 +335,7 @@ impl Store for PgStore {
                 }
             }
             // The transaction has its snapshot: whatever that may show of late commits is read in its place.
-            let after = after.min(self.database.lowest_untold(self.header, bucket).saturating_sub(1));
+            let after = after.min(self.database.lowest_untold(self.header, self.slot, bucket).saturating_sub(1));
             let highest = self.fences.limit(session).unwrap_or(i64::MAX);
             Ok(Some(fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch)))
         });
