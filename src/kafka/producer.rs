@@ -60,6 +60,8 @@ pub struct KafkaPublisher {
     caretaker: Caretaker,
     /// Made when first needed.
     current: Option<Client>,
+    /// Batches of which it has the first rows and had no room for the rest.
+    begun: BTreeSet<FlightId>,
     retiring: Vec<Client>,
     /// Sends suspects, each in a request of its own; made when first needed.
     apart: Option<Client>,
@@ -82,6 +84,7 @@ impl KafkaPublisher {
             ring,
             caretaker,
             current,
+            begun: BTreeSet::new(),
             retiring: Vec::new(),
             apart: None,
             suspects: VecDeque::new(),
@@ -143,6 +146,10 @@ impl KafkaPublisher {
 
 impl Publisher for KafkaPublisher {
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
+        if from > 0 && !self.begun.remove(&flight) {
+            // The first rows are with a client that was replaced since, and may be lost or late: no overtaking.
+            return Submitted { rows: 0, refused: Some(PublishError::GivenUp) };
+        }
         let client = match self.client(Requests::Shared) {
             Ok(client) => client,
             Err(error) => return Submitted { rows: 0, refused: Some(error) },
@@ -151,7 +158,12 @@ impl Publisher for KafkaPublisher {
             let index_in_batch = u32::try_from(index).expect("batch_size is far below 2^32");
             match client.send(report::pack(flight, index_in_batch), &batch.message(index)) {
                 Sent::Queued => {}
-                Sent::Full => return Submitted { rows: index - from, refused: None },
+                Sent::Full => {
+                    if index > 0 {
+                        self.begun.insert(flight);
+                    }
+                    return Submitted { rows: index - from, refused: None };
+                }
                 Sent::Refused(error) => return Submitted { rows: index - from, refused: Some(error) },
             }
         }
@@ -180,6 +192,7 @@ impl Publisher for KafkaPublisher {
         self.send_apart(reports);
         if self.current.as_ref().is_some_and(Client::is_broken) {
             let broken = self.current.take();
+            self.begun.clear();
             self.retire(broken);
         }
         if self.apart.as_ref().is_some_and(Client::is_broken) {
@@ -197,6 +210,7 @@ impl Publisher for KafkaPublisher {
         }
         if self.current.as_ref().is_some_and(|client| client.outstanding > 0) {
             let current = self.current.take();
+            self.begun.clear();
             self.retire(current);
         }
         if self.apart.as_ref().is_some_and(|client| client.outstanding > 0) {
