@@ -517,7 +517,7 @@ impl World {
             }
             if let Some(message) = truth.messages.iter().find(|message| due(message) && !message.removed) {
                 let words = format!("message {} of bucket {} is never removed", message.id, message.bucket);
-                return self.breach(Promise::EverythingDrains, words);
+                self.breach(Promise::EverythingDrains, words)
             }
         }
     }
