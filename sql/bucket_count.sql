@@ -24,12 +24,14 @@ declare
     -- Longer each time: a transaction that has begun may need a while. Above deadlock_timeout autovacuum gives way.
     wait_ms integer := 100;
     longest_wait_ms constant integer := 1200;
+    -- CHANGES_MAX of src/fence.rs.
     changes_max constant integer := 16;
     give_up constant timestamptz := clock_timestamp() + patience;
     locked boolean := false;
     holders text;
     old_count integer;
     fence bigint;
+    what text;
 begin
     if set_bucket_count.bucket_count is null then
         raise exception using
@@ -43,7 +45,7 @@ begin
             errcode = 'invalid_parameter_value',
             message = format('invalid bucket count %s', set_bucket_count.bucket_count),
             detail = 'A database has 1 to 1024 buckets.',
-            hint = 'Choose at least as many buckets as there are relays, and at best a multiple of the partitions of the topics.';
+            hint = 'Choose at least as many as there are relays, and at best a multiple of the partitions of the topics.';
     end if;
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception using
@@ -68,23 +70,26 @@ begin
             locked := true;
             continue;
         exception when lock_not_available or deadlock_detected then
-            select string_agg(
-                       coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.gid)), ', ' order by l.pid
-                   )
+            select string_agg(h.holder, ', ')
             into holders
-            from pg_locks l
-            left join pg_locks x
-                on l.pid is null
-                and x.pid is null
-                and x.virtualtransaction = l.virtualtransaction
-                and x.locktype = 'transactionid'
-            left join pg_prepared_xacts p on p.transaction = x.transactionid
-            where l.locktype = 'relation'
-              and l.relation = 'outbox.message'::regclass
-              and l.database = (select d.oid from pg_database d where d.datname = current_database())
-              and l.granted
-              and l.mode not in ('AccessShareLock', 'RowShareLock')
-              and l.pid is distinct from pg_backend_pid();
+            from (
+                select coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.gid)) as holder
+                from pg_locks l
+                left join pg_locks x
+                    on l.pid is null
+                    and x.pid is null
+                    and x.virtualtransaction = l.virtualtransaction
+                    and x.locktype = 'transactionid'
+                left join pg_prepared_xacts p on p.transaction = x.transactionid
+                where l.locktype = 'relation'
+                  and l.relation = 'outbox.message'::regclass
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                  and l.granted
+                  and l.mode not in ('AccessShareLock', 'RowShareLock')
+                  and l.pid is distinct from pg_backend_pid()
+                order by l.pid
+                limit 10
+            ) h;
         end;
         if clock_timestamp() >= give_up then
             raise exception using
@@ -103,16 +108,21 @@ begin
     -- Writers wait from here on: nothing may take long.
     perform set_config('lock_timeout', '1s', true);
     select case when s.is_called then s.last_value else s.last_value - 1 end into fence from outbox.message_id_seq s;
-    -- With no id since the last change there is nothing between the two, and its fence stands for both.
-    insert into outbox.bucket_change (fence_id, bucket_count, changed_by)
-    values (fence, old_count, session_user)
-    on conflict do nothing;
-    if (select count(*) from outbox.bucket_change) > changes_max then
-        raise exception using
-            errcode = 'program_limit_exceeded',
-            message = 'too many changes of the bucket count at a time',
-            detail = format('Messages of %s earlier bucket counts are still to be published.', changes_max),
-            hint = 'Wait until they are, see outbox.pg_stat_bucket_change.';
+    what := format('the bucket count changes from %s to %s from commit on', old_count, set_bucket_count.bucket_count);
+    -- Where no id was ever given nobody has to wait.
+    if fence > 0 then
+        what := what || format('; messages up to id %s keep their buckets and are published first', fence);
+        -- With no id since the last change there is nothing between the two, and its fence stands for both.
+        insert into outbox.bucket_change (fence_id, bucket_count, changed_by)
+        values (fence, old_count, session_user)
+        on conflict do nothing;
+        if (select count(*) from outbox.bucket_change) > changes_max then
+            raise exception using
+                errcode = 'program_limit_exceeded',
+                message = 'too many changes of the bucket count at a time',
+                detail = format('Messages of %s earlier bucket counts are still to be published.', changes_max),
+                hint = 'Wait until they are, see outbox.pg_stat_bucket_change.';
+        end if;
     end if;
     insert into outbox.setting (name, value)
     values ('bucket_count', set_bucket_count.bucket_count)
@@ -120,10 +130,11 @@ begin
     perform outbox.announce();
     raise log using
         message = format('bucket count changes from %s to %s at commit', old_count, set_bucket_count.bucket_count),
-        detail = format('Called by role "%s"; messages up to id %s keep their buckets and are published first.', session_user, fence);
-    return format('the bucket count changes from %s to %s from commit on; messages up to id %s keep their buckets and are published first',
-                  old_count, set_bucket_count.bucket_count, fence);
+        detail = format(
+            'Called by role "%s"; messages up to id %s keep their buckets and are published first.', session_user, fence
+        );
+    return what;
 end
 $$;
 comment on function outbox.set_bucket_count(integer) is
-    'changes the number of buckets, 1 to 1024, under traffic: waits up to 30 s for a moment without writers, and writers for it until the transaction ends; returns what it did';
+    'changes the number of buckets, 1 to 1024, under traffic; waits up to 30 s for a moment without writers, who then wait until the transaction ends; returns what it did';

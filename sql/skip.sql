@@ -27,7 +27,8 @@ begin
             errcode = 'no_data_found',
             message = format('no message %s in bucket %s', skip.id, skip.bucket),
             detail = 'It was published or skipped meanwhile, or never was there.',
-            hint = 'See outbox.pg_stat_bucket for messages that the broker refuses, outbox.message for all that wait, and outbox.skipped for those skipped before.';
+            hint = 'See outbox.pg_stat_bucket for those that the broker refuses, outbox.message for all that wait, '
+                'and outbox.skipped for those skipped before.';
     end if;
     insert into outbox.skipped
         (bucket, id, topic, partition, key, value, headers, message_id, created_at, skipped_by, reason)
@@ -39,8 +40,11 @@ begin
         message = format('message %s of bucket %s is skipped at commit', skip.id, skip.bucket),
         detail = format('Topic "%s", message id %s, called by role "%s"; reason: %s',
                         skipped.topic, skipped.message_id, session_user, skip.reason);
-    return format('message %s of bucket %s (topic %s) is skipped from commit on and kept in outbox.skipped; a copy may be at the broker already',
-                  skip.id, skip.bucket, skipped.topic);
+    return format(
+        'message %s of bucket %s (topic %s) is skipped from commit on and kept in outbox.skipped; '
+            'a copy may be at the broker already',
+        skip.id, skip.bucket, skipped.topic
+    );
 end
 $$;
 comment on function outbox.skip(integer, bigint, text) is

@@ -143,7 +143,7 @@ create table outbox.bucket_change (
     changed_at timestamptz not null default pg_catalog.clock_timestamp(),
     changed_by text collate "C" not null,
     constraint bucket_change_pkey primary key (fence_id),
-    constraint bucket_change_fence_check check (fence_id >= 0),
+    constraint bucket_change_fence_check check (fence_id > 0),
     constraint bucket_change_count_check check (bucket_count between 1 and 1024)
 );
 comment on table outbox.bucket_change is 'changes of the bucket count whose old messages may not all be published; made by outbox.set_bucket_count(), removed by the relays';

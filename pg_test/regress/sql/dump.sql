@@ -17,6 +17,9 @@ select outbox.enqueue('dump', null, null, message_id => '00112233-4455-6677-8899
 -- An id that was given and is gone: it must not come again.
 select outbox.enqueue('dump', 'k', 'gone') as id \gset
 select outbox.skip(bucket, id, 'for the test') from outbox.message where message_id = :'id';
+-- There and back: what is above waits for what is below.
+select outbox.set_bucket_count(9);
+select outbox.set_bucket_count(7);
 insert into outbox.lease values (0, 'regress', 5, 'infinity');
 insert into outbox.relay (relay_id, pid) values ('regress', 1);
 insert into outbox.failure (bucket, id, attempts, error, next_try_at) values (0, 1, 1, 'error', now());
