@@ -108,7 +108,7 @@ declare
 begin
     execute 'explain (analyze, format json) execute pending (''{0,1,2}'')' into plan;
     return (select sum((node->'Actual Rows')::bigint * (node->'Actual Loops')::bigint)
-            from jsonb_path_query(plan, '$.** ? (@."Relation Name" == "message")') node);
+            from jsonb_path_query(plan, 'strict $.** ? (@."Relation Name" == "message")') node);
 end
 $$;
 select rows_read() <= 3 as at_most_one_a_bucket;
