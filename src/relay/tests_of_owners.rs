@@ -105,6 +105,36 @@ fn the_leases_of_a_relay_that_vanished_end_by_time_and_not_before() {
     assert!(world.database.is_empty());
 }
 
+/// At 35 s, shortly after a round, the database's clock is set back by 25 s.
+fn set_clock_back(simulation: &mut Simulation) {
+    simulation.at(at(35), |world| world.clock_set = -25_000);
+}
+
+#[test]
+fn a_clock_that_is_set_back_costs_nobody_a_lease() {
+    let mut simulation = fleet(4, &[("a", at(0)), ("b", at(1))]);
+    set_clock_back(&mut simulation);
+    traffic(&mut simulation, 4, at(100));
+    let world = simulation.run(at(102));
+    require_once_and_in_order(&world, 4);
+    let late = world.broker.log.iter().filter(|row| row.at - committed_at(row.id) > Duration::from_millis(200));
+    assert_eq!(late.count(), 0);
+    // Taken once, and two of them handed over to the second.
+    assert_eq!(world.database.tokens().iter().sum::<i64>(), 6);
+}
+
+#[test]
+fn a_clock_that_is_set_back_makes_a_dead_relay_s_leases_last_longer_and_never_shorter() {
+    let mut simulation = fleet(1, &[("a", at(0)), ("b", at(52))]);
+    set_clock_back(&mut simulation);
+    vanish(&mut simulation, at(50));
+    simulation.at(at(51), |world| world.commit(0, [1], Ring::Bucket));
+    let world = simulation.run(at(200));
+    let published = world.broker.published_at(0, 1).expect("it is taken over in the end");
+    // It has kept its lease once since, which then still ends at what the clock showed as 60 s.
+    assert!((at(85)..at(96)).contains(&published), "{published:?}");
+}
+
 #[test]
 fn a_standby_that_skips_rounds_takes_over_when_all_in_front_of_it_are_gone() {
     let mut simulation = fleet(1, &[("a", at(0)), ("b", at(0)), ("c", at(0))]);

@@ -422,7 +422,8 @@ impl Publisher for Seat<'_> {
             let bucket = message.partition.expect("rows of this world name their bucket") as Bucket;
             let serial = message.handle.try_into().map(Serial::from_be_bytes).expect("handles of this world");
             if world.truth.is_none() {
-                let owns = world.database.is_owner(&actor.id, bucket, world.now);
+                let owns = world.database.is_owner(&world.actors[relay].id, bucket, world.database_now());
+                let actor = &world.actors[relay];
                 assert!(owns, "{} submits to bucket {bucket} without a lease at {:?}", actor.id, world.now);
             }
             if world.broker.refuses((bucket, message.id), Refuser::Client, world.now) {

@@ -48,7 +48,7 @@ pub(crate) struct World {
     pub(super) coverage: BTreeMap<&'static str, u64>,
     pub(super) writers: Writers,
     /// By how many milliseconds the database's clock was set.
-    pub(super) clock_set: i64,
+    pub clock_set: i64,
     /// Calls of peers are heard.
     pub(super) calls_heard: bool,
     pub(super) refusals: Vec<Refusal>,
