@@ -78,33 +78,48 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster in the new directory `directory`, not started.
     pub fn create(directory: &Path, lifetime: Lifetime) -> Result<Cluster> {
-        state::private_directory(directory)?;
-        let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
-        let programs = state::postgres_programs()?;
-        let data = directory.join("data");
-        let cluster = Cluster {
-            log: directory.join("server.log"),
-            address: Address { socket_directory: directory.clone() },
-            lifetime,
-            postmaster: None,
-            programs,
-            data,
-        };
-        let socket = directory.join(format!(".s.PGSQL.{SOCKET_NUMBER}"));
-        ensure!(
-            socket.as_os_str().len() <= SOCKET_PATH_MAX,
-            "the path of the socket is too long for the kernel: {socket:?}; set OUTBOX_RELAY_STATE to a shorter directory"
-        );
+        let cluster = Cluster::without_data(directory, state::postgres_programs()?, lifetime)?;
         let template = template(&cluster.programs)?;
         state::run(state::as_server_user("cp").args(["-a", "--reflink=auto"]).arg(template).arg(&cluster.data))?;
         cluster.configure(&[
             ("listen_addresses", ""),
-            ("unix_socket_directories", &directory.to_string_lossy()),
+            ("unix_socket_directories", &cluster.address.socket_directory.to_string_lossy()),
             ("port", &SOCKET_NUMBER.to_string()),
             ("log_line_prefix", "%m [%p] %b "),
             ("log_statement", "none"),
         ])?;
         Ok(cluster)
+    }
+
+    /// Makes a standby of this running cluster in the new directory `directory`, not started.
+    pub fn copy_as_standby(&self, directory: &Path) -> Result<Cluster> {
+        let standby = Cluster::without_data(directory, self.programs.clone(), self.lifetime)?;
+        let mut copy = state::as_server_user(self.programs.join("pg_basebackup"));
+        copy.arg("--host").arg(self.address.host()).args(["--port", &SOCKET_NUMBER.to_string()]);
+        copy.args(["--username", SUPERUSER, "--checkpoint", "fast", "--wal-method", "stream", "--no-sync"]);
+        // That includes the connection to its primary.
+        copy.arg("--write-recovery-conf").arg("--pgdata").arg(&standby.data);
+        state::run(copy)?;
+        standby.configure(&[("unix_socket_directories", &standby.address.socket_directory.to_string_lossy())])?;
+        Ok(standby)
+    }
+
+    fn without_data(directory: &Path, programs: PathBuf, lifetime: Lifetime) -> Result<Cluster> {
+        state::private_directory(directory)?;
+        let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
+        let socket = directory.join(format!(".s.PGSQL.{SOCKET_NUMBER}"));
+        ensure!(
+            socket.as_os_str().len() <= SOCKET_PATH_MAX,
+            "the path of the socket is too long for the kernel: {socket:?}; set OUTBOX_RELAY_STATE to a shorter directory"
+        );
+        Ok(Cluster {
+            data: directory.join("data"),
+            log: directory.join("server.log"),
+            address: Address { socket_directory: directory },
+            programs,
+            lifetime,
+            postmaster: None,
+        })
     }
 
     /// Runs the server whose extension has the test hooks, from its next start on.
@@ -216,6 +231,13 @@ impl Cluster {
     /// The process id of the postmaster.
     pub fn pid(&self) -> Result<i32> {
         Ok(self.postmaster.as_ref().context("the cluster does not run")?.pid())
+    }
+
+    /// The process ids of the postmaster, which comes first, and all its children.
+    pub fn processes(&self) -> Result<Vec<i32>> {
+        let postmaster = self.pid()?;
+        let children = process::working_in(&self.data).into_iter().filter(|pid| *pid != postmaster);
+        Ok([postmaster].into_iter().chain(children).collect())
     }
 
     /// `psql` on a database of this cluster.

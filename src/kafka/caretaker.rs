@@ -160,8 +160,13 @@ fn kind(text: &str) -> String {
     cause.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
+/// At its start the client replaces the broker it was told of by the one that this turns out to be, complains that the former
+/// is gone, and tries again with the latter.
+const REPLACED_BROKER: &str = "Local: Broker handle destroyed without termination: retrying";
+
 fn say(level: RDKafkaLogLevel, facility: &str, text: &str, unsaid: u64) {
     let text = text.trim().trim_end_matches('.');
+    let level = if text.ends_with(REPLACED_BROKER) { RDKafkaLogLevel::Info } else { level };
     let repeated =
         if unsaid > 0 { format!(" Such lines left out since the last one: {unsaid}.") } else { String::new() };
     let detail = format!("{facility}: {text}.{repeated}");

@@ -16,6 +16,7 @@ use crate::message::{Batch, Message};
 use crate::relay::ports::Limits;
 
 use super::session::{Session, Statement, arg, arguments};
+use super::stamp;
 
 /// What a fetch has found beside the rows.
 #[derive(Debug, Clone, Copy)]
@@ -26,12 +27,7 @@ pub struct Fetched {
     pub commits: pg_sys::XLogRecPtr,
 }
 
-impl Fetched {
-    /// No row.
-    pub const NOTHING: Self = Self { more: false, commits: 0 };
-}
-
-/// Reads up to `limits` rows of a bucket above `after`, none above `highest`.
+/// Reads up to `limits` rows of a bucket above `after`, none above `highest`, and none where the database may not publish.
 pub fn batch(
     session: &Session,
     statement: &Statement,
@@ -43,7 +39,7 @@ pub fn batch(
 ) -> Fetched {
     let mut commits = Commits::default();
     let mut full = false;
-    let args = [arg(bucket as i32), arg(after), arg(highest), arg(limits.rows as i64)];
+    let args = [arg(bucket as i32), arg(after), arg(highest), arg(limits.rows as i64), arg(stamp::own())];
     receive(session, statement, &args, true, |row| {
         let mut detoasted = Detoasted::default();
         let topic = detoasted.bytes(row, 1).unwrap_or_default();

@@ -20,7 +20,7 @@ use crate::repeats::{self, Repeats};
 
 use super::clock::BootClock;
 use super::fences::Fences;
-use super::fetch::{self, Fetched};
+use super::fetch;
 use super::now;
 use super::rest;
 use super::session::{self, Session, SqlError, Statement, arg};
@@ -63,8 +63,6 @@ pub struct PgStore {
     database: &'static Database,
     slot: &'static Slot,
     rounds: u32,
-    /// The database was seen to be stamped as this one.
-    stamped: bool,
     /// Since when messages are waiting for a stamp.
     without_stamp_since: Option<Time>,
     repeats: Repeats<&'static str>,
@@ -125,7 +123,7 @@ impl PgStore {
             hand_back_leases: statement!("hand_back_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID),
             renew_leases: statement!("renew_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
             pending_buckets: statement!("pending_buckets", INT4ARRAYOID),
-            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID, INT8OID),
+            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
             acknowledge_range: statement!("acknowledge_range", INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
             acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
             holds_lease: statement!("holds_lease", INT4OID, TEXTOID, INT8OID),
@@ -146,7 +144,6 @@ impl PgStore {
             database,
             slot,
             rounds: 0,
-            stamped: false,
             without_stamp_since: None,
             repeats: Repeats::default(),
             clock: BootClock,
@@ -318,28 +315,26 @@ impl Store for PgStore {
     }
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
-        let mut stamped = self.stamped;
+        let before = batch.len();
         let fetched = self.must(c"reading messages", |session| {
-            if !stamped {
-                match stamp::permission(session, &self.statements.publishing) {
-                    Permission::Granted => stamped = true,
-                    Permission::NoStamp => {
-                        let args = [arg(ints(&[bucket]))];
-                        return Ok(
-                            (self.statements.pending_buckets.run(session, &args) == 0).then_some(Fetched::NOTHING)
-                        );
-                    }
-                    Permission::Paused(_) | Permission::Copy(_) => {
-                        return Err(Undo::Leave("the database may not publish any more"));
-                    }
-                }
-            }
             // The transaction has its snapshot: whatever that may show of late commits is read in its place.
             let after = after.min(self.database.lowest_untold(self.header, self.slot, bucket).saturating_sub(1));
             let highest = self.fences.limit(session).unwrap_or(i64::MAX);
-            Ok(Some(fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch)))
+            let fetched = fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch);
+            if batch.len() > before {
+                return Ok(Some(fetched));
+            }
+            match stamp::permission(session, &self.statements.publishing) {
+                Permission::Granted => Ok(Some(fetched)),
+                Permission::NoStamp => {
+                    let args = [arg(ints(&[bucket]))];
+                    Ok((self.statements.pending_buckets.run(session, &args) == 0).then_some(fetched))
+                }
+                Permission::Paused(_) | Permission::Copy(_) => {
+                    Err(Undo::Leave("the database may not publish any more"))
+                }
+            }
         });
-        self.stamped = stamped;
         match fetched {
             Ok(None) => {
                 self.shout_no_stamp();

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::wait::{self, Seen};
+use outbox_relay_pg_test::{load, state};
 use postgres::Client;
 
 use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_deserted, wait_until_published};
@@ -13,7 +14,12 @@ pub fn trials() -> Vec<Trial> {
     crate::trials![
         (Shared, Any):
             database_made_from_a_template_is_paused_until_it_is_resumed,
-            restored_dump_is_paused_until_it_is_resumed,
+            plain_dump_is_paused_until_it_is_resumed,
+            custom_dump_is_paused_until_it_is_resumed,
+            directory_dump_restored_in_parallel_is_paused_until_it_is_resumed,
+            dump_restored_section_by_section_is_paused_until_it_is_resumed,
+            dump_of_data_alone_is_paused_until_it_is_resumed,
+            dump_of_the_schema_alone_publishes_what_is_enqueued_there,
             paused_database_keeps_its_messages_through_a_restart;
     ]
 }
@@ -62,26 +68,141 @@ fn database_made_from_a_template_is_paused_until_it_is_resumed(scene: &mut Scene
     require_paused_until_resumed(scene, &mut copy, &topic)
 }
 
-fn restored_dump_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
-    scene.expect_complaint(COPY);
-    let mut original = scene.start(&[])?;
-    let topic = scene.topic(1)?;
+/// How many messages the original of a dump has not sent.
+const UNSENT: i64 = 20;
+/// A setting of the original, and not the default.
+const BUCKETS: &str = "5";
+const RESTORED: &str = "restored";
+
+/// A database with unsent messages of one key, which is not to send them while it is copied.
+fn original_of_dumps(scene: &mut Scene, topic: &str) -> Result<Client> {
+    let mut original = scene.start(&[("outbox_relay.poll_interval", "500ms")])?;
+    original.execute("insert into outbox.setting values ('bucket_count', $1)", &[&BUCKETS])?;
     original.query_one("select outbox.pause()", &[])?;
     wait_for_state(&mut original, "paused")?;
-    enqueue_many(&mut original, &topic, 3)?;
+    enqueue_in_turn(&mut original, topic, 0..UNSENT)?;
     original.execute("update outbox.publishing set paused_at = null", &[])?;
-    let dump = scene.cluster.log_path().with_extension("dump");
-    let mut command = scene.cluster.program("pg_dump");
-    let status = command.args(["-Fc", "-f"]).arg(&dump).arg(DATABASE).status().context("pg_dump")?;
-    ensure!(status.success(), "pg_dump failed");
-    scene.cluster.connect("postgres")?.batch_execute("create database restored")?;
-    let mut command = scene.cluster.program("pg_restore");
-    let status = command.args(["-j", "2", "-d", "restored"]).arg(&dump).status().context("pg_restore")?;
-    ensure!(status.success(), "pg_restore failed");
-    let mut restored = scene.cluster.connect("restored")?;
-    ensure!(waiting(&mut restored)? == 3, "unsent messages come with the dump");
-    restored.query_one("select outbox.announce()", &[])?;
-    require_paused_until_resumed(scene, &mut restored, &topic)
+    scene.cluster.connect("postgres")?.batch_execute(&format!("create database {RESTORED}"))?;
+    Ok(original)
+}
+
+fn enqueue_in_turn(client: &mut Client, topic: &str, numbers: std::ops::Range<i64>) -> Result<()> {
+    numbers.map(|number| number.to_string()).try_for_each(|text| enqueue(client, topic, "k", &text).map(|_| ()))
+}
+
+/// Runs pg_dump or another program of Postgres.
+fn run(scene: &Scene, program: &str, arguments: &[&str]) -> Result<()> {
+    state::run(scene.cluster.program(program).args(arguments)).map(|_| ())
+}
+
+fn dump_file(scene: &Scene) -> String {
+    scene.directory().join("dump").to_string_lossy().into_owned()
+}
+
+/// Restored is what has to be, the relay finds out by itself that it is not to publish, and says so once. Resumed, it
+/// publishes what came with the dump and what was added since, in this order.
+fn require_restored_and_paused(scene: &mut Scene, topic: &str) -> Result<()> {
+    let mut restored = scene.cluster.connect(RESTORED)?;
+    wait_for_state(&mut restored, "paused as a copy")?;
+    ensure!(waiting(&mut restored)? == UNSENT, "unsent messages come with the dump");
+    let buckets: i32 = restored.query_one("select outbox.bucket_count()", &[])?.get(0);
+    ensure!(buckets.to_string() == BUCKETS, "settings come with the dump, but there are {buckets} buckets");
+    let highest = highest_id(&mut restored)?;
+    enqueue_in_turn(&mut restored, topic, UNSENT..UNSENT + 1)?;
+    ensure!(highest_id(&mut restored)? > highest, "ids go on above those of the dump");
+    let published = scene.follow(topic)?.count()?;
+    ensure!(published == 0, "{published} messages were published before the copy was resumed");
+    let lines = scene.cluster.log()?.lines_with(COPY).count();
+    ensure!(lines == 1, "{lines} log lines say that the database is a copy");
+
+    restored.query_one("select outbox.resume()", &[])?;
+    enqueue_in_turn(&mut restored, topic, UNSENT + 1..UNSENT + 2)?;
+    wait_until_published(&mut restored, PATIENCE)?;
+    let records: Vec<String> = scene.follow(topic)?.rest(PATIENCE)?.iter().map(|record| record.text()).collect();
+    let wanted: Vec<String> = (0..UNSENT + 2).map(|number| number.to_string()).collect();
+    ensure!(records == wanted, "published: {records:?}");
+    Ok(())
+}
+
+fn highest_id(client: &mut Client) -> Result<i64> {
+    Ok(client.query_one("select max(id) from outbox.message", &[])?.get(0))
+}
+
+fn plain_dump_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint(COPY);
+    let topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=plain", "--file", &file, DATABASE])?;
+    run(scene, "psql", &["--set=ON_ERROR_STOP=1", "--quiet", "--output=/dev/null", "--file", &file, RESTORED])?;
+    require_restored_and_paused(scene, &topic)
+}
+
+fn custom_dump_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint(COPY);
+    let topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=custom", "--file", &file, DATABASE])?;
+    run(scene, "pg_restore", &["--exit-on-error", "--dbname", RESTORED, &file])?;
+    require_restored_and_paused(scene, &topic)
+}
+
+fn directory_dump_restored_in_parallel_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint(COPY);
+    let topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=directory", "--jobs=3", "--file", &file, DATABASE])?;
+    run(scene, "pg_restore", &["--exit-on-error", "--jobs=3", "--dbname", RESTORED, &file])?;
+    require_restored_and_paused(scene, &topic)
+}
+
+/// Between the sections relays run already, and see a database that is not complete.
+fn dump_restored_section_by_section_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint(COPY);
+    let topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=custom", "--file", &file, DATABASE])?;
+    run(scene, "pg_restore", &["--exit-on-error", "--section=pre-data", "--dbname", RESTORED, &file])?;
+    wait_for_state(&mut scene.cluster.connect(RESTORED)?, "idle")?;
+    run(scene, "pg_restore", &["--exit-on-error", "--section=data", "--dbname", RESTORED, &file])?;
+    run(scene, "pg_restore", &["--exit-on-error", "--section=post-data", "--dbname", RESTORED, &file])?;
+    require_restored_and_paused(scene, &topic)
+}
+
+/// The data of a dump pause even a database that has published messages of its own.
+fn dump_of_data_alone_is_paused_until_it_is_resumed(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint(COPY);
+    let topic = scene.topic(1)?;
+    let own_topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let mut restored = scene.cluster.connect(RESTORED)?;
+    restored.batch_execute("create extension outbox_relay")?;
+    load::create_tables(&mut restored)?;
+    enqueue(&mut restored, &own_topic, "k", "its own")?;
+    wait_until_published(&mut restored, PATIENCE)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=custom", "--data-only", "--file", &file, DATABASE])?;
+    // Its relays run: that nothing is published takes the data to become visible at once.
+    run(scene, "pg_restore", &["--exit-on-error", "--single-transaction", "--dbname", RESTORED, &file])?;
+    require_restored_and_paused(scene, &topic)
+}
+
+/// It holds nothing of the original's, so it is a database of its own.
+fn dump_of_the_schema_alone_publishes_what_is_enqueued_there(scene: &mut Scene) -> Result<()> {
+    let topic = scene.topic(1)?;
+    let _original = original_of_dumps(scene, &topic)?;
+    let file = dump_file(scene);
+    run(scene, "pg_dump", &["--format=custom", "--schema-only", "--file", &file, DATABASE])?;
+    run(scene, "pg_restore", &["--exit-on-error", "--dbname", RESTORED, &file])?;
+    let mut restored = scene.cluster.connect(RESTORED)?;
+    ensure!(waiting(&mut restored)? == 0, "messages came with a dump of the schema");
+    let id = enqueue(&mut restored, &topic, "k", "its own")?;
+    let records = scene.follow(&topic)?.take(1, PATIENCE)?;
+    ensure!(records[0].message_id()? == id, "another message arrived");
+    wait_until_published(&mut restored, PATIENCE)
 }
 
 fn paused_database_keeps_its_messages_through_a_restart(scene: &mut Scene) -> Result<()> {

@@ -22,6 +22,7 @@ mod record;
 mod refusal;
 mod settings;
 mod sharing;
+mod standby;
 mod volume;
 
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         latency::trials(),
         host::trials(),
         databases::trials(),
+        standby::trials(),
         copies::trials(),
         settings::trials(),
         refusal::trials(),

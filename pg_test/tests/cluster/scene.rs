@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Display;
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -200,6 +200,11 @@ impl Scene {
     pub fn expect_lost_broker(&mut self) {
         self.expect_complaint("outbox_relay relay WARNING:  Kafka client reports a problem");
         self.expect_complaint("outbox_relay relay WARNING:  Kafka does not answer");
+    }
+
+    /// Where the test's servers live.
+    pub fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Compares what the writers committed with all that the topic holds, and prints the figures.
