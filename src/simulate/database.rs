@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::bucket::{BUCKET_COUNT_DEFAULT, Bucket};
 use crate::clock::Time;
+use crate::fence;
 use crate::lease::{self, Lease, LeaseRow};
 use crate::message::{Batch, Message};
 use crate::relay::ports::{
@@ -31,6 +32,8 @@ pub(crate) struct Database {
     pub hints: Vec<BTreeSet<Bucket>>,
     /// Where reading began: bucket and position.
     pub read_from: Vec<(Bucket, i64)>,
+    /// Changes of the bucket count whose old messages are not all published.
+    pub(super) fences: Vec<fence::Change>,
     /// Relays that the siblings know to be dead.
     pub(super) dead: BTreeSet<String>,
     /// What was done to leases since somebody looked last.
@@ -73,6 +76,8 @@ pub(super) enum Why {
     Release,
     /// Its relay is dead.
     Dead,
+    /// Its bucket is not used any more.
+    Unused,
     /// Somebody else took it.
     Steal,
 }
@@ -143,6 +148,7 @@ impl Default for Database {
             damaged: None,
             hints: Vec::new(),
             read_from: Vec::new(),
+            fences: Vec::new(),
             dead: BTreeSet::new(),
             changes: Vec::new(),
             messages: BTreeMap::new(),
@@ -171,6 +177,41 @@ impl Database {
         self.lease_duration = lease_duration;
         let free = LeaseEntry { relay_id: None, token: 0, expires_at: never, real_until: never, disputed: None };
         self.leases = vec![free; self.bucket_count as usize];
+    }
+
+    /// Messages from now on have buckets of this count. No writer may be under way.
+    pub(super) fn set_bucket_count(&mut self, bucket_count: u32, last_id: i64) {
+        if self.fences.last().is_none_or(|last| last.fence_id < last_id) {
+            self.fences.push(fence::Change { fence_id: last_id, bucket_count: self.bucket_count });
+        }
+        self.bucket_count = bucket_count;
+    }
+
+    fn undrained(&self) -> &[fence::Change] {
+        let left = |buckets, fence_id| self.messages.keys().any(|(bucket, id)| *bucket < buckets && *id <= fence_id);
+        fence::undrained(&self.fences, left)
+    }
+
+    /// How many buckets are leased now. Forgets what is drained, makes leases that lack, and frees those beyond.
+    fn leased_buckets(&mut self, now: Time) -> u32 {
+        self.fences = self.undrained().to_vec();
+        let count = fence::leased_buckets(self.bucket_count, &self.fences);
+        let never = Time::since_zero(Duration::ZERO);
+        while self.leases.len() < count as usize {
+            self.leases.push(LeaseEntry {
+                relay_id: None,
+                token: 0,
+                expires_at: never,
+                real_until: never,
+                disputed: None,
+            });
+        }
+        for bucket in count..self.leases.len() as u32 {
+            if self.leases[bucket as usize].relay_id.is_some() {
+                self.free(bucket, None, Why::Unused, now);
+            }
+        }
+        count
     }
 
     /// Calls of this kind that begin in this time are hindered.
@@ -297,13 +338,14 @@ impl Database {
         self.hints.push(previous.clone());
         assert!(self.renews || busy.is_empty(), "{relay} acquires while {busy:?} are busy and nobody renews");
         let freed_dead = self.free_dead(now);
+        let bucket_count = self.leased_buckets(now);
         let active: BTreeSet<&str> = self
             .relays
             .iter()
             .filter(|(_, row)| !row.stopped && row.last_seen + duration > now)
             .map(|(id, _)| id.as_str())
             .collect();
-        let rows: Vec<LeaseRow> = (0..)
+        let rows: Vec<LeaseRow> = (0..bucket_count)
             .zip(&self.leases)
             .map(|(bucket, lease)| LeaseRow {
                 bucket,
@@ -311,7 +353,7 @@ impl Database {
                 unexpired: lease.expires_at > now,
             })
             .collect();
-        let plan = lease::plan(self.bucket_count, &rows, &active, relay);
+        let plan = lease::plan(bucket_count, &rows, &active, relay);
         let (leaving, hand_back): (BTreeSet<_>, BTreeSet<_>) =
             plan.hand_back.into_iter().partition(|bucket| busy.contains(bucket));
         for bucket in plan.keep.iter().chain(&leaving) {
@@ -540,7 +582,9 @@ impl Store for Seat<'_> {
             // Without faults what is told of later can't matter: nothing happens between the two.
             let untold = if world.chance.is_some() { i64::MIN } else { world.lowest_untold(me, bucket) };
             let first = (after + 1).min(untold);
-            let rows = world.database.messages.range((bucket, first)..=(bucket, i64::MAX));
+            // Behind a fence everything waits until nothing of an earlier bucket count is left.
+            let last = fence::limit(world.database.undrained()).unwrap_or(i64::MAX);
+            let rows = world.database.messages.range((bucket, first.min(last))..=(bucket, last));
             rows.map(|((_, id), serial)| (*id, *serial)).collect::<Vec<_>>()
         };
         self.call_in_two(Verb::Fetch, snapshot, |world, _, rows| {

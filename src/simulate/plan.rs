@@ -144,6 +144,10 @@ pub(crate) enum What {
     },
     /// A relay joins.
     Join,
+    /// The bucket count is changed, as soon as no writer is under way.
+    BucketCount {
+        to: u32,
+    },
 }
 
 /// The beginning of every run.
@@ -274,7 +278,7 @@ impl Plan {
         };
         let lasts = lasts.min(self.calm - at);
         let relay = random.usize(..4);
-        let what = match random.u8(..36) {
+        let what = match random.u8(..39) {
             0..=11 => What::Store {
                 relay: random.bool().then_some(relay),
                 verb: (random.u8(..4) != 0).then(|| one_of(random, &Verb::OF_THE_STORE)),
@@ -305,6 +309,7 @@ impl Plan {
             }
             31 => What::LostCalls,
             32 => What::ClockStep { by: random.i64(-8000..8000) },
+            34..=36 => What::BucketCount { to: random.u32(1..9) },
             33 => What::Steal { bucket: random.u32(..self.buckets) },
             _ => What::Join,
         };

@@ -33,6 +33,9 @@ pub(crate) struct Outcome {
 const RESTART: Duration = Duration::from_millis(50);
 const RESTART_MOST: Duration = Duration::from_secs(1);
 
+/// Between two attempts to change the bucket count.
+const CHANGE_RETRY: Duration = Duration::from_millis(5);
+
 /// Carries out a plan.
 pub(crate) fn run(plan: &Plan, traced: bool) -> Outcome {
     let mut world = World::new();
@@ -192,11 +195,26 @@ impl World {
                 self.count("stolen leases");
                 self.steal(bucket);
             }
+            What::BucketCount { to } => self.change_bucket_count(to, until),
             What::Join => {
                 self.count("joins");
                 self.join(now);
             }
         }
+    }
+
+    fn change_bucket_count(&mut self, to: u32, until: Time) {
+        if self.some_writer() {
+            if self.now < until {
+                let again = self.now + CHANGE_RETRY;
+                self.schedule(again, move |world| world.change_bucket_count(to, until));
+            }
+            return;
+        }
+        self.count("changes of the bucket count");
+        self.note(None, &[23, u64::from(to)], || format!("from now on {to} buckets"));
+        self.database.set_bucket_count(to, self.last_id());
+        self.actors.iter_mut().for_each(|actor| actor.order(Order::LookAgain));
     }
 
     fn order_stop(&mut self, relay: usize, interrupts: bool, straggler: Option<Duration>) {

@@ -457,6 +457,11 @@ impl World {
                     breaches.push((Promise::OneOwnerABucket, format!("bucket {bucket} is taken from one that lives")));
                 }
             }
+            Why::Unused => {
+                if !self.database.rows(*bucket).is_empty() {
+                    breaches.push((Promise::NoBucketStarves, format!("bucket {bucket} has messages and no owner")));
+                }
+            }
             Why::Steal => {}
         }
         if moves && let Some(owner) = actor(self, &before.relay_id) {

@@ -32,7 +32,21 @@ impl Writers {
 }
 
 impl World {
+    /// Whether a transaction is under way that has written.
+    pub(super) fn some_writer(&self) -> bool {
+        !self.writers.written.is_empty()
+    }
+
+    /// The last id that was given out.
+    pub(super) fn last_id(&self) -> i64 {
+        self.writers.last_id
+    }
+
     pub(super) fn add_transaction(&mut self, transaction: Transaction) {
+        if transaction.keys.is_empty() {
+            // Left out; it keeps its number.
+            return self.writers.transactions.push(transaction);
+        }
         let number = self.writers.transactions.len();
         let begins = transaction.begins;
         self.writers.transactions.push(transaction);
