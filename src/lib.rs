@@ -18,13 +18,14 @@
 //!    ([`backoff`]), and said once, then counted ([`repeats`]).
 //!
 //! The modules above are pure rules: they know neither Postgres nor Kafka, take time as a parameter ([`clock`]), and are all
-//! that is built without features. The relay loop sees the world through four traits ([`relay::ports`]). The server
-//! is behind the first wall, src/postgres, whose `_PG_init` is where the library starts; librdkafka is behind the second,
-//! src/kafka. `unsafe` occurs in these two only.
+//! that is built without features. The relay loop sees the world through four traits ([`relay::ports`]), so it runs over
+//! other storages too; [`conformance`] tries whether a store of somebody else's keeps the contract. The server is behind the first wall, src/postgres, whose `_PG_init` is where the library starts; librdkafka is
+//! behind the second, src/kafka. `unsafe` occurs in these two only.
 
 pub mod backoff;
 pub mod bucket;
 pub mod clock;
+pub mod conformance;
 pub mod fence;
 pub mod headers;
 pub mod lease;
