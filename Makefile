@@ -67,6 +67,7 @@ lint: prepare
 	@$(step) 'Clippy: the extension' cargo clippy $(extension) --all-targets -- -D warnings
 	@$(step) 'Clippy: the extension with test hooks' cargo clippy $(extension) --all-targets --features test-hooks -- -D warnings
 	@$(step) 'Clippy: the rules alone' cargo clippy $(extension) --all-targets --no-default-features -- -D warnings
+	@$(step) 'The documentation of the rules' env RUSTDOCFLAGS='-D warnings' cargo doc --no-default-features --no-deps
 	@$(step) 'Clippy: tests, demo and benchmark' cargo clippy $(pg_test) --all-targets -- -D warnings
 
 check-pure: prepare

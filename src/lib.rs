@@ -19,13 +19,15 @@
 //!
 //! The modules above are pure rules: they know neither Postgres nor Kafka, take time as a parameter ([`clock`]), and are all
 //! that is built without features. The relay loop sees the world through four traits ([`relay::ports`]), so it runs over
-//! other storages too; [`conformance`] tries whether a store of somebody else's keeps the contract. The server is behind the first wall, src/postgres, whose `_PG_init` is where the library starts; librdkafka is
+//! other storages too: [`custom_stores`] is the chapter on that, and [`conformance`] tries whether such a store keeps the
+//! contract. The server is behind the first wall, src/postgres, whose `_PG_init` is where the library starts; librdkafka is
 //! behind the second, src/kafka. `unsafe` occurs in these two only.
 
 pub mod backoff;
 pub mod bucket;
 pub mod clock;
 pub mod conformance;
+pub mod custom_stores;
 pub mod fence;
 pub mod headers;
 pub mod lease;

@@ -11,7 +11,8 @@
 //! - a failed lease write suspends publishing, every other failure keeps the leases;
 //! - a refused row is tried alone with a growing wait; rows in front of it and other buckets go on.
 //!
-//! What a turn does is in files of its own: leases.rs, reports.rs, rows.rs; and how it all ends in stop.rs.
+//! What a turn does is in files of its own: leases.rs, reports.rs, rows.rs; and how it all ends in stop.rs. How to run it
+//! over a storage of one's own, with a complete example: [`crate::custom_stores`].
 
 mod flight;
 mod lane;

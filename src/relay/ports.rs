@@ -2,6 +2,8 @@
 //!
 //! All are synchronous and none waits for Kafka: the loop waits only in [`Bell::rest`], with a deadline. So the same loop
 //! runs in a background worker and, on a virtual clock, in a test.
+//!
+//! What is said here is tried, sentence by sentence, by [`crate::conformance`]; [`crate::custom_stores`] tells it as a whole.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
