@@ -10,6 +10,8 @@
 
 mod bell;
 mod broker;
+#[cfg(test)]
+mod conformance;
 mod database;
 mod plan;
 mod run;
