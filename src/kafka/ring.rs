@@ -1,7 +1,7 @@
 //! A descriptor that any thread, and librdkafka, may ring, and on which a relay sleeps.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// An eventfd. It stays open as long as anybody holds it.
@@ -43,6 +43,12 @@ impl Ring {
 
     /// What is written to ring.
     pub(super) const RING: [u8; 8] = 1u64.to_ne_bytes();
+}
+
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 #[cfg(test)]

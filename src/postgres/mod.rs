@@ -8,6 +8,8 @@
 
 mod bell;
 mod clock;
+#[cfg(feature = "test-hooks")]
+mod conformance;
 mod enqueue;
 mod fences;
 mod fetch;

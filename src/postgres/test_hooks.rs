@@ -14,22 +14,29 @@
 //! | `after_acknowledge` | the rows are gone, the relay does not know |
 //! | `in_release` | the stopping relay is marked as stopped, its leases are still its own |
 
-pub use hooks::{KafkaPublisher, define, reach};
+//!
+//! `outbox_relay.test_conformance = on` makes the worker of each database try the conformance suite on its store before it
+//! does anything else, once: src/postgres/conformance.rs. No relay must be at work in the database.
+
+pub use hooks::{KafkaPublisher, define, reach, try_contract};
 
 #[cfg(not(feature = "test-hooks"))]
 mod hooks {
     pub use crate::kafka::KafkaPublisher;
+    use crate::postgres::shared::{Database, Header, Slot};
 
     pub fn define() {}
 
     pub fn reach(_point: &str) {}
+
+    pub fn try_contract(_: &Header, _: &Database, _: &Slot) {}
 }
 
 #[cfg(feature = "test-hooks")]
 mod hooks {
     use std::ffi::CString;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use pgrx::pg_sys::elog::PgLogLevel;
     use pgrx::pg_sys::errcodes::PgSqlErrorCode;
@@ -38,10 +45,15 @@ mod hooks {
 
     use crate::kafka::{Caretaker, KafkaPublisher as Publisher, Ring};
     use crate::message::Batch;
+    use crate::postgres::conformance;
+    use crate::postgres::shared::{Database, Header, Slot};
     use crate::properties::Properties;
     use crate::relay::ports::{self, FlightId, Report, Submitted};
 
     static CRASH: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+    static CONFORMANCE: GucSetting<bool> = GucSetting::<bool>::new(false);
+    /// This worker has tried the suite.
+    static TRIED: AtomicBool = AtomicBool::new(false);
 
     pub fn define() {
         GucRegistry::define_string_guc(
@@ -52,6 +64,21 @@ mod hooks {
             GucContext::Sighup,
             GucFlags::default(),
         );
+        GucRegistry::define_bool_guc(
+            c"outbox_relay.test_conformance",
+            c"Tries the conformance suite on the store of each database.",
+            c"Tests only.",
+            &CONFORMANCE,
+            GucContext::Sighup,
+            GucFlags::default(),
+        );
+    }
+
+    /// Tries the conformance suite if that is wanted and was not done by this worker.
+    pub fn try_contract(header: &'static Header, database: &'static Database, slot: &'static Slot) {
+        if CONFORMANCE.get() && !TRIED.swap(true, Ordering::Relaxed) {
+            conformance::run(header, database, slot);
+        }
     }
 
     /// Ends the process if it is the one, and the point the one, that the setting names.

@@ -24,7 +24,7 @@ use super::shared::{self, Database, Header, Outcome, Slot};
 use super::stamp::{self, Permission};
 use super::status::State;
 use super::store::PgStore;
-use super::test_hooks::KafkaPublisher;
+use super::test_hooks::{self, KafkaPublisher};
 use super::{capital, gucs, log, now};
 
 /// How often an idle worker looks whether it may begin.
@@ -226,6 +226,7 @@ impl Worker {
                 }
                 Ok(Sight::Permission) => {
                     self.serve();
+                    test_hooks::try_contract(self.header, self.database, self.slot);
                     match wish() {
                         Wish::Rest(state, detail) => self.hold(&mut rest, state, &detail),
                         Wish::Publish(settings, properties) => rest = self.publish(rest, settings, properties),

@@ -6,6 +6,7 @@
 mod scene;
 
 mod bucket_count;
+mod conformance;
 mod copies;
 mod crash;
 mod databases;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         crash::trials(),
         outage::trials(),
         volume::trials(),
+        conformance::trials(),
     ]
     .into_iter()
     .flatten()

@@ -1,0 +1,1 @@
+insert into conformance.cut default values

@@ -1,0 +1,1 @@
+select pg_catalog.nextval('outbox.message_id_seq')

@@ -1,0 +1,1 @@
+insert into conformance.outcome (rule, outcome) values ($1, $2)
