@@ -1,7 +1,7 @@
 //! G5: one publisher per bucket, fair shares, and no bucket without one for long.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
@@ -9,7 +9,9 @@ use outbox_relay_pg_test::load::{self, Load, Plan};
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, relay_processes, relays, wait_until_published, wait_until_shared};
+use crate::scene::{
+    DATABASE, PATIENCE, Scene, enqueue, relay_processes, relays, wait_until_published, wait_until_shared,
+};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -17,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
             two_workers_share_the_buckets_and_one_that_is_terminated_is_replaced_at_once,
             four_workers_share_the_buckets_and_the_others_take_over_from_one_that_leaves,
             more_workers_than_buckets_leave_the_rest_on_standby,
+            messages_in_buckets_that_no_relay_can_own_are_shouted_and_hold_up_nobody,
     ]
 }
 
@@ -93,4 +96,47 @@ fn more_workers_than_buckets_leave_the_rest_on_standby(scene: &mut Scene) -> Res
         let standbys = relays.iter().filter(|relay| relay.state == "standby").count();
         Ok(if (owners, standbys) == (8, 2) { Seen::Reached(()) } else { Seen::NotYet(format!("{relays:?}")) })
     })
+}
+
+/// Somebody has written rows by hand. Each round sees them, and the log has them once a minute, not once a round.
+fn messages_in_buckets_that_no_relay_can_own_are_shouted_and_hold_up_nobody(scene: &mut Scene) -> Result<()> {
+    const SHOUT: &str = "messages lie in buckets that no relay can own";
+    scene.expect_complaint(SHOUT);
+    let mut client = scene.start(&[("outbox_relay.lease_renew_interval", "200ms")])?;
+    let topic = scene.topic(1)?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let insert = "insert into outbox.message (bucket, topic, message_id) values (500, $1, gen_random_uuid())";
+    for _ in 0..3 {
+        client.execute(insert, &[&topic])?;
+    }
+    wait::until("the log tells of them", PATIENCE, || {
+        let said = scene.cluster.log()?.lines_with(SHOUT).count();
+        Ok(if said > 0 { Seen::Reached(()) } else { Seen::NotYet("nothing".into()) })
+    })?;
+    let state = "select state, backlog from outbox.pg_stat_bucket where bucket = 500";
+    let row = client.query_one(state, &[])?;
+    let (state, backlog): (String, i64) = (row.get(0), row.get(1));
+    ensure!((state.as_str(), backlog) == ("unowned", 3), "the view says {state}, {backlog}");
+
+    // Ten rounds later the others are as they were.
+    let seen = "select last_seen from outbox.relay where stopped_at is null";
+    let ten_rounds: SystemTime = client.query_one(seen, &[])?.get::<_, SystemTime>(0) + Duration::from_secs(2);
+    wait::until_true("the relay has made ten more rounds", PATIENCE, || {
+        Ok(client.query_one(seen, &[])?.get::<_, SystemTime>(0) > ten_rounds)
+    })?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    wait::until_true("only the rows without a relay are left", PATIENCE, || {
+        let left = client.query_one("select count(*) from outbox.message where bucket < 8", &[])?;
+        Ok(left.get::<_, i64>(0) == 0)
+    })?;
+    ensure!(scene.follow(&topic)?.rest(PATIENCE)?.len() == 1, "rows of no bucket were published");
+    let log = scene.cluster.log()?;
+    let said: Vec<&str> = log.lines_with(SHOUT).collect();
+    ensure!(said.len() == 1, "said {} times", said.len());
+    let detail = log.lines_with("buckets are numbered 0 to 7").next();
+    ensure!(detail.is_some(), "the log names neither rows nor buckets:\n{}", log.tail(10));
+
+    // The cure that the hint names.
+    client.execute("update outbox.message set bucket = 0 where bucket = 500", &[])?;
+    wait_until_published(&mut client, PATIENCE)
 }
