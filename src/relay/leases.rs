@@ -173,6 +173,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.lose_all("the renewal was refused");
             return Err(StoreError::Retry("the renewal of leases was refused".to_owned()));
         }
+        if !self.tenure.unexpired(self.clock.now()) {
+            // Whatever the answer says: what was acknowledged meanwhile was not covered by a lease that we knew of.
+            self.lose_all("the renewal was answered after they had ended");
+            return Err(StoreError::Retry("the renewal of leases was answered after they had ended".to_owned()));
+        }
         self.tenure.confirmed = Some((before, times));
         Ok(())
     }

@@ -749,16 +749,17 @@ fn a_fetch_that_leaves_little_of_the_lease_is_published_and_the_lease_kept_at_on
 }
 
 #[test]
-fn rows_acknowledged_while_a_slow_renewal_is_under_way_are_removed_if_it_says_yes() {
+fn when_a_renewal_is_answered_after_the_lease_had_ended_the_rows_are_kept() {
     let mut simulation = alone();
     simulation.settings.lease = SHORT;
     simulation.world.broker.delay = secs(9);
     // Asked at 6 s, answered at 14 s, two seconds after the lease would have ended without it.
     simulation.world.database.hinder(Verb::Renew, at(6)..at(7), slow_after(8));
     commit(&mut simulation, at(1), 0, [1]);
-    let world = simulation.run(at(17));
-    assert_eq!(world.broker.published(0), [1]);
-    assert_eq!(times(&world.calls(Verb::Acknowledge)), [at(14)]);
+    let world = simulation.run(at(60));
+    let published: Vec<_> = world.broker.log.iter().map(|row| row.at).collect();
+    assert_eq!(published, [ms(1005), ms(15_005)], "once more after the wait of a failure");
+    assert_eq!(times(&world.calls(Verb::Acknowledge)), [ms(24_005)]);
     assert!(world.database.is_empty());
 }
 
