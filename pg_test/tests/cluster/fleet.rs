@@ -89,6 +89,8 @@ impl Fleet {
         let plan = Plan { writers: 4, orders: 300, rest: Duration::from_millis(4), ..Plan::new(DATABASE, &topic) };
         let load = Load::start(scene.cluster.address(), &plan)?;
         load.wait_for(200, PATIENCE)?;
+        let in_kafka = scene.follow(&topic)?;
+        wait::until_true("the fleet publishes", PATIENCE, || Ok(in_kafka.count()? >= 100))?;
 
         let mut said = Vec::new();
         for _ in 0..if soak() { 10 } else { 1 } {
