@@ -28,10 +28,10 @@ pub fn trials() -> Vec<Trial> {
 /// Rows that a client takes at most until some are answered.
 const CAPACITY: usize = 300;
 
-/// Bytes of a record above which the broker refuses it.
-const MESSAGE_BYTES_MAX: usize = 2000;
+/// Bytes above which the broker refuses a request: more than those of as many small rows as a client takes.
+const REQUEST_BYTES_MAX: usize = 100_000;
 
-/// A publisher with a topic of its own, which takes small records only.
+/// A publisher with a topic of its own, which takes no large records.
 struct Kafka {
     broker: Arc<Broker>,
     topic: String,
@@ -45,7 +45,7 @@ impl Kafka {
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let topic = format!("conformance-{}-{number}", std::process::id());
-        scene.broker.create_topic(&topic, 2, &[("max.message.bytes", &MESSAGE_BYTES_MAX.to_string())])?;
+        scene.broker.create_topic(&topic, 2, &[("max.message.bytes", &REQUEST_BYTES_MAX.to_string())])?;
         // Rows stay queued for a moment, so that a purge finds them there.
         let setting = format!("linger.ms=100 queue.buffering.max.messages={CAPACITY}");
         let setting = properties::parse_setting(&setting)?;
@@ -92,7 +92,7 @@ impl PublisherFixture for Kafka {
     }
 
     fn refused_value(&self) -> Option<Vec<u8>> {
-        Some(vec![b'x'; 2 * MESSAGE_BYTES_MAX])
+        Some(vec![b'x'; 2 * REQUEST_BYTES_MAX])
     }
 
     fn queues(&self) -> bool {

@@ -1,4 +1,4 @@
-//! A publisher in memory that queues, sends a few rows whenever it is asked for reports, and can do each thing wrong.
+//! A publisher in memory that queues, sends whenever it is asked for reports, and can do each thing wrong.
 
 use std::collections::VecDeque;
 
@@ -12,8 +12,8 @@ use super::broken_publishers::Fault;
 
 const PARTITIONS: i32 = 3;
 const CAPACITY: usize = 200;
-/// Rows sent at a time.
-const REQUEST: usize = 7;
+/// Rows sent at a time: all, so that there may be nothing to wait for behind them.
+const REQUEST: usize = CAPACITY;
 const TOO_LARGE: usize = 1000;
 
 #[test]
