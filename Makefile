@@ -20,7 +20,8 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench soak clean
+.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench soak clean \
+	check-simulated simulate simulate-mutations
 
 help:
 	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
@@ -36,12 +37,14 @@ help:
 	@echo 'make install     install it into the PostgreSQL of PG_CONFIG=... (default: pg_config), below DESTDIR=... if set'
 	@echo 'make lint        formatting and clippy, warnings denied'
 	@echo 'make check-pure  the tests of the rules alone: no PostgreSQL, no Kafka'
+	@echo 'make simulate SEEDS=N [FROM=seed] [TRACE=1]'
+	@echo '                 search the simulated world for a schedule that breaks a promise; see docs/simulation.md'
 	@echo 'make clean       stop the demo, remove what demo, tests and compiler made'
 
 # What has to be installed beforehand depends on what was asked for.
 need = build servers
 build lint: need = build
-check-pure: need = pure
+check-pure check-simulated simulate simulate-mutations: need = pure
 
 prepare:
 	@$(step) 'Checking what is installed ($(need))' pg_test/bin/prepare $(need)
@@ -56,7 +59,7 @@ install:
 
 # Tests
 
-test: prepare lint check-pure check-kafka servers test-hooks
+test: prepare lint check-pure check-simulated check-kafka servers test-hooks
 	@$(step) 'Testing the checker' cargo test $(pg_test) --lib
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
@@ -68,10 +71,28 @@ lint: prepare
 	@$(step) 'Clippy: the extension with test hooks' cargo clippy $(extension) --all-targets --features test-hooks -- -D warnings
 	@$(step) 'Clippy: the rules alone' cargo clippy $(extension) --all-targets --no-default-features -- -D warnings
 	@$(step) 'The documentation of the rules' env RUSTDOCFLAGS='-D warnings' cargo doc --no-default-features --no-deps
+	@$(step) 'Clippy: the simulation' cargo clippy $(extension) --bin simulate --no-default-features --features simulate -- -D warnings
 	@$(step) 'Clippy: tests, demo and benchmark' cargo clippy $(pg_test) --all-targets -- -D warnings
 
 check-pure: prepare
 	@$(step) 'Testing the rules alone' cargo test --no-default-features
+
+# The simulation
+
+simulator := cargo run -q --release --no-default-features --features simulate --bin simulate --
+FROM ?= 0
+SEEDS ?= 100000
+TRACE ?=
+
+check-simulated: prepare
+	@$(step) 'Searching 20,000 simulated schedules' $(simulator) 0 20000
+
+simulate: prepare
+	@$(simulator) $(FROM) $(SEEDS) $(if $(TRACE),trace)
+
+# The table of src/simulate/mutations.rs, made anew.
+simulate-mutations: prepare
+	@$(simulator) 0 $(SEEDS) mutations
 
 check-kafka: prepare
 	@$(step) 'Testing the wall to Kafka' cargo test --release --no-default-features --features kafka --lib kafka::

@@ -11,6 +11,8 @@
 //!
 //! Until its fence is drained, relays lease the buckets of the old count as well: the largest count of all counts.
 
+use crate::broken::{Rule, broken};
+
 /// Most changes that may wait at a time; a further one is refused (by sql/bucket_count.sql in Postgres).
 pub const CHANGES_MAX: usize = 16;
 
@@ -42,13 +44,14 @@ pub fn undrained(changes: &[Change], mut left: impl FnMut(u32, i64) -> bool) -> 
 /// The highest id that may be read; `None` for no limit.
 #[must_use]
 pub fn limit(undrained: &[Change]) -> Option<i64> {
-    undrained.first().map(|change| change.fence_id)
+    undrained.first().filter(|_| !broken(Rule::Fence)).map(|change| change.fence_id)
 }
 
 /// How many buckets are leased: beyond them a message is stranded. `bucket_count` is the count of new messages.
 #[must_use]
 pub fn leased_buckets(bucket_count: u32, undrained: &[Change]) -> u32 {
-    undrained.iter().map(|change| change.bucket_count).fold(bucket_count, u32::max)
+    let undrained = undrained.iter().filter(|_| !broken(Rule::OldBucketsAreLeased));
+    undrained.map(|change| change.bucket_count).fold(bucket_count, u32::max)
 }
 
 #[cfg(test)]

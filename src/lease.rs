@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::share::{self, Held};
@@ -106,7 +107,7 @@ pub fn plan<'a>(bucket_count: u32, rows: &'a [LeaseRow], active: &BTreeSet<&'a s
     for row in rows.iter().filter(|row| row.bucket < bucket_count) {
         match row.relay_id.as_deref() {
             Some(owner) if owner == me => mine.push(row.bucket),
-            Some(owner) if row.unexpired => *held.entry(owner).or_insert(0) += 1,
+            Some(owner) if row.unexpired || broken(Rule::ExpiredLeasesAreFree) => *held.entry(owner).or_insert(0) += 1,
             _ => {
                 free.insert(row.bucket);
             }
@@ -150,6 +151,9 @@ pub fn plan<'a>(bucket_count: u32, rows: &'a [LeaseRow], active: &BTreeSet<&'a s
         if let Some((id, deficit)) = deficits.iter_mut().find(|(_, deficit)| **deficit > 0) {
             deal(id, bucket, deficit);
         }
+    }
+    if broken(Rule::ClaimOnlyTheShare) {
+        claim = rows.iter().filter(|row| row.bucket < bucket_count && !row.unexpired).map(|row| row.bucket).collect();
     }
     claim.sort_unstable();
     Plan { keep, hand_back, claim, distant }

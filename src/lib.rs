@@ -24,6 +24,7 @@
 //! behind the second, src/kafka. `unsafe` occurs in these two only.
 
 pub mod backoff;
+mod broken;
 pub mod bucket;
 pub mod clock;
 pub mod conformance;

@@ -9,6 +9,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::broken::{Rule, broken};
+
 /// How many unexpired leases name each relay. A relay that is absent holds none.
 pub type Held<'a> = BTreeMap<&'a str, u32>;
 
@@ -19,8 +21,11 @@ pub fn compute_all<'a>(bucket_count: u32, active: &BTreeSet<&'a str>, held: &Hel
     if relays == 0 {
         return Vec::new();
     }
-    let floor = bucket_count / relays;
-    let mut remainder = bucket_count % relays;
+    let (floor, mut remainder) = if broken(Rule::FairShare) {
+        (bucket_count.div_ceil(relays), 0)
+    } else {
+        (bucket_count / relays, bucket_count % relays)
+    };
     let mut shares: Vec<_> = active.iter().map(|id| (*id, floor)).collect();
     for (id, share) in &mut shares {
         if remainder > 0 && held.get(id).copied().unwrap_or(0) > floor {

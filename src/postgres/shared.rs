@@ -318,11 +318,21 @@ impl Database {
         }
     }
 
-    /// The lowest id that was rung since the last call.
-    pub fn take_bell(&self, bucket: u32) -> Option<i64> {
+    /// The lowest id that was rung since the last call, if `slot` still listens for the bucket.
+    pub fn take_bell(&self, slot: usize, bucket: u32) -> Option<i64> {
         let bell = self.bells.get(bucket as usize)?;
+        let listens = || self.listeners[bucket as usize].load(Ordering::SeqCst) == slot as u16 + 1;
         // The plain load first: a swap would fetch the line for writing, a thousand times a turn.
-        (bell.load(Ordering::Acquire) != SILENT).then(|| bell.swap(SILENT, Ordering::AcqRel)).filter(|id| *id != SILENT)
+        if bell.load(Ordering::Acquire) == SILENT || !listens() {
+            return None;
+        }
+        let id = bell.swap(SILENT, Ordering::SeqCst);
+        if id != SILENT && !listens() {
+            // Somebody else has begun to listen in between: it was meant for that one.
+            self.ring(bucket, id);
+            return None;
+        }
+        (id != SILENT).then_some(id)
     }
 
     /// The lowest id that a snapshot taken before this call may show in a bucket although the relay has not been told of
@@ -337,15 +347,10 @@ impl Database {
         unrung.min(rung)
     }
 
-    /// From now on `slot` is woken for exactly these buckets.
+    /// From now on `slot`, and nobody else, is woken for these buckets.
     pub fn listen(&self, slot: usize, buckets: &std::collections::BTreeSet<u32>) {
-        let me = slot as u16 + 1;
-        for (bucket, listener) in self.listeners.iter().enumerate() {
-            if buckets.contains(&(bucket as u32)) {
-                listener.store(me, Ordering::Release);
-            } else {
-                let _ = listener.compare_exchange(me, 0, Ordering::AcqRel, Ordering::Acquire);
-            }
+        for bucket in buckets {
+            self.listeners[*bucket as usize].store(slot as u16 + 1, Ordering::SeqCst);
         }
     }
 
@@ -355,6 +360,19 @@ impl Database {
             slot.called.store(true, Ordering::Release);
         }
         self.ring_unknown();
+    }
+
+    /// From now on `slot` is not woken for these buckets.
+    pub fn stop_listening(&self, slot: usize, buckets: impl IntoIterator<Item = u32>) {
+        for bucket in buckets {
+            let listener = &self.listeners[bucket as usize];
+            let _ = listener.compare_exchange(slot as u16 + 1, 0, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    /// From now on `slot` is not woken for any bucket.
+    pub fn stop_listening_at_all(&self, slot: usize) {
+        self.stop_listening(slot, 0..BELLS as u32);
     }
 
     /// Asks all relays but `me` to look at the fair share now.

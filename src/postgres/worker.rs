@@ -138,7 +138,7 @@ unsafe extern "C-unwind" fn vacate(_code: i32, argument: pg_sys::Datum) {
     let place = Place::from(argument);
     let Some(header) = shared::header() else { return };
     let database = &header.databases()[place.database];
-    database.listen(place.slot, &BTreeSet::new());
+    database.stop_listening_at_all(place.slot);
     database.slots[place.slot].vacate();
     database.call_peers(place.slot);
     header.announce(0);
@@ -326,7 +326,7 @@ impl Worker {
             Relay::new(store, publisher, BootClock, bell, settings, &relay_id).expect("the settings were checked");
         let ended = relay.run();
         let (publisher, bell) = relay.into_ports();
-        self.database.listen(self.place.slot, &BTreeSet::new());
+        self.database.stop_listening_at_all(self.place.slot);
         let mut rest = bell.rest;
         let closed = publisher.close();
         let give_up = BootClock.now() + CLOSE_PATIENCE;
@@ -449,7 +449,7 @@ impl SharedBell {
 
 impl Bell for SharedBell {
     fn take(&mut self, bucket: Bucket) -> Option<i64> {
-        self.database.take_bell(bucket)
+        self.database.take_bell(self.index, bucket)
     }
 
     fn take_unknown(&mut self) -> bool {
@@ -460,6 +460,10 @@ impl Bell for SharedBell {
 
     fn listen_for(&mut self, buckets: &BTreeSet<Bucket>) {
         self.database.listen(self.index, buckets);
+    }
+
+    fn stop_listening_for(&mut self, buckets: &BTreeSet<Bucket>) {
+        self.database.stop_listening(self.index, buckets.iter().copied());
     }
 
     fn call_peers(&mut self) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::{Lease, LeaseTimes};
@@ -64,6 +65,10 @@ impl Tenure {
     }
 }
 
+fn buckets_of(leases: &[Lease]) -> BTreeSet<Bucket> {
+    leases.iter().map(|lease| lease.bucket).collect()
+}
+
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Takes, keeps, renews or gives up leases, whatever is due.
     pub(super) fn hold_leases(&mut self) -> Result<(), StoreError> {
@@ -95,7 +100,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// Whether something on its way has to be answered before leases are acquired again, for nobody renews them meanwhile.
     pub(super) fn waits_for_quiet(&self) -> bool {
-        self.budget.is_some() && !self.flights.is_empty()
+        self.budget.is_some() && !self.flights.is_empty() && !broken(Rule::AcquireWhenQuiet)
     }
 
     /// What ends the wait for quiet if the answers do not come.
@@ -120,7 +125,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Finds out by itself that leases have ended, whatever else fails.
     pub(super) fn expire_leases(&mut self) {
         let now = self.clock.now();
-        if self.tenure.confirmed.is_some_and(|(confirmed, times)| times.expired(confirmed, now)) {
+        let expired = self.tenure.confirmed.is_some_and(|(confirmed, times)| times.expired(confirmed, now));
+        if expired && !broken(Rule::LeasesEndByThemselves) {
             self.lose_all("they were not renewed in time");
         }
     }
@@ -128,7 +134,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Whether leases are held and young enough to begin something.
     pub(super) fn may_publish(&self, now: Time) -> bool {
         let young = |budget| self.tenure.publish_until(budget).is_some_and(|until| now < until);
-        self.tenure.rebalanced.is_some() && self.tenure.unexpired(now) && self.budget.is_none_or(young)
+        let in_time = self.budget.is_none_or(young) || broken(Rule::BudgetFits);
+        self.tenure.rebalanced.is_some() && self.tenure.unexpired(now) && in_time
     }
 
     /// Whether the rest of a batch that was begun may be handed over.
@@ -139,10 +146,12 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn acquire(&mut self) -> Result<(), StoreError> {
         let before = self.clock.now();
         self.tenure.tried = true;
-        let busy: BTreeSet<Bucket> = self.flights.values().map(|flight| flight.lease.bucket).collect();
+        let busy = self.flights.values().filter(|_| !broken(Rule::BusyBucketsAreKept));
+        let busy: BTreeSet<Bucket> = busy.map(|flight| flight.lease.bucket).collect();
         let times = self.settings.lease;
         let round = Round { lease_duration: times.duration, previous: &self.previous, busy: &busy };
         let acquired = self.store.acquire(round).inspect_err(|_| self.tenure.suspend())?;
+        let before = if broken(Rule::AgeFromBeforeAcquisition) { self.clock.now() } else { before };
         if times.expired(before, self.clock.now()) {
             self.lose_all("acquiring them took longer than they last");
             return Err(StoreError::Retry("acquiring leases took longer than they last".to_owned()));
@@ -169,7 +178,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let times = self.settings.lease;
         let Some(renewal) = self.store.renewal() else { return Ok(()) };
         let renewed = renewal.renew(&leases, times.duration).inspect_err(|_| self.tenure.suspend())?;
-        if !renewed {
+        let before = if broken(Rule::AgeFromBeforeRenewal) { self.clock.now() } else { before };
+        if !renewed && !broken(Rule::RefusedRenewal) {
             self.lose_all("the renewal was refused");
             return Err(StoreError::Retry("the renewal of leases was refused".to_owned()));
         }
@@ -192,9 +202,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.lanes.remove(&lease.bucket);
             self.orphan(*lease);
         }
-        let gained: Vec<Bucket> = held.keys().copied().filter(|bucket| !self.lanes.contains_key(bucket)).collect();
+        let gained: BTreeSet<Bucket> = held.keys().copied().filter(|bucket| !self.lanes.contains_key(bucket)).collect();
         for bucket in &gained {
             let flight = self.flights.iter().find(|(_, flight)| flight.lease.bucket == *bucket).map(|(id, _)| *id);
+            let flight = flight.filter(|_| !broken(Rule::RegainedBucketWaits));
             self.lanes.insert(*bucket, Lane::new(held[bucket], flight));
         }
         for (bucket, lane) in &mut self.lanes {
@@ -206,7 +217,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             return;
         }
         info!(buckets = self.lanes.len(), gained = gained.len(), handed_back = gone.len(), "leases changed");
-        self.bell.listen_for(&self.lanes.keys().copied().collect());
+        self.bell.stop_listening_for(&buckets_of(&gone));
+        self.bell.listen_for(&gained);
         self.discover_at = None;
     }
 
@@ -236,8 +248,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// Frees the buckets above the share that have become quiet.
     pub(super) fn hand_back(&mut self) -> Result<(), StoreError> {
+        let is_quiet = |lane: &Lane| lane.flight.is_none() || broken(Rule::HandBackWhenQuiet);
         let quiet: Vec<Lease> =
-            self.lanes.values().filter(|lane| lane.leaving && lane.flight.is_none()).map(|lane| lane.lease).collect();
+            self.lanes.values().filter(|lane| lane.leaving && is_quiet(lane)).map(|lane| lane.lease).collect();
         if quiet.is_empty() {
             return Ok(());
         }
@@ -247,7 +260,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.lanes.remove(&lease.bucket);
         }
         info!(buckets = self.lanes.len(), gained = 0, handed_back = quiet.len(), "leases changed");
-        self.bell.listen_for(&self.lanes.keys().copied().collect());
+        self.bell.stop_listening_for(&buckets_of(&quiet));
         self.bell.call_peers();
         Ok(())
     }
@@ -255,6 +268,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn lose(&mut self, lease: Lease, reason: &str) {
         warn!(detail = format!("Bucket {}: {reason}.", lease.bucket), "lost a lease");
         self.lanes.remove(&lease.bucket);
+        self.bell.stop_listening_for(&buckets_of(&[lease]));
         self.orphan(lease);
         self.tenure.suspend();
     }
@@ -266,10 +280,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             return;
         }
         warn!(detail = format!("Buckets: {}; {reason}.", self.lanes.len()), "lost all leases");
-        for lane in mem::take(&mut self.lanes).into_values() {
-            self.orphan(lane.lease);
+        let lost: Vec<Lease> = mem::take(&mut self.lanes).into_values().map(|lane| lane.lease).collect();
+        self.bell.stop_listening_for(&buckets_of(&lost));
+        for lease in lost {
+            self.orphan(lease);
         }
-        self.bell.listen_for(&BTreeSet::new());
     }
 
     /// What is in flight under a lost lease is only waited for; what the client has only queued is called back.

@@ -260,14 +260,18 @@ pub trait Clock {
 /// What wakes the relay, and the orders it gets.
 pub trait Bell {
     /// The lowest id that was committed to the bucket since the last call, if any. Must be called before the snapshot that
-    /// reads the bucket is taken.
+    /// reads the bucket is taken. Gives nothing, and takes nothing, once another relay listens for the bucket: a relay that
+    /// does not know yet that it has lost a bucket must not hear what the new owner has to hear.
     fn take(&mut self, bucket: Bucket) -> Option<i64>;
 
     /// Whether something was committed since the last call of which the bucket is not known.
     fn take_unknown(&mut self) -> bool;
 
-    /// From now on commits to these buckets, and no others, wake this relay.
+    /// From now on commits to these buckets wake this relay, and no other, until another listens for them.
     fn listen_for(&mut self, buckets: &BTreeSet<Bucket>);
+
+    /// Commits to these buckets do not wake this relay any more.
+    fn stop_listening_for(&mut self, buckets: &BTreeSet<Bucket>);
 
     /// Other relays may want to look at the fair share now rather than at their next round.
     fn call_peers(&mut self);

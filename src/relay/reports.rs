@@ -5,6 +5,7 @@ use tracing::{info, warn};
 use std::collections::BTreeMap;
 use std::mem;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 
 use super::Relay;
@@ -37,7 +38,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Calls back what the client has only queued, of all batches.
     pub(super) fn give_up_queued(&mut self) {
         self.publisher.purge();
-        self.flights.values_mut().for_each(Flight::queue_given_up);
+        if !broken(Rule::NoOvertaking) {
+            self.flights.values_mut().for_each(Flight::queue_given_up);
+        }
     }
 
     pub(super) fn heard_from_broker(&mut self) {
@@ -50,7 +53,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Removes the acknowledged prefix of every batch whose reports are all in, as long as its lease lasts.
     pub(super) fn acknowledge(&mut self) -> Result<bool, StoreError> {
         // What came before in this turn may have been slow.
-        self.expire_leases();
+        if !broken(Rule::LeaseBeforeRemoval) {
+            self.expire_leases();
+        }
         let complete: Vec<FlightId> =
             self.flights.iter().filter(|(_, flight)| flight.complete()).map(|(id, _)| *id).collect();
         if complete.is_empty() {
@@ -59,7 +64,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let to_remove: Vec<FlightId> = complete
             .iter()
             .copied()
-            .filter(|id| !self.flights[id].orphaned && !self.flights[id].prefix.is_empty())
+            .filter(|id| !self.flights[id].orphaned || broken(Rule::LostLeaseKeepsRows))
+            .filter(|id| !self.flights[id].prefix.is_empty())
             .collect();
         if !to_remove.is_empty() {
             let acknowledged: Vec<_> =
@@ -94,7 +100,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 None
             }
             Some(lane) => {
-                lane.landed((done < flight.batch.len()).then(|| flight.batch.id(done)));
+                let kept = done < flight.batch.len() && !broken(Rule::PositionStepsBack);
+                lane.landed(kept.then(|| flight.batch.id(done)));
                 let last = done.checked_sub(1).map(|last| flight.batch.id(last));
                 if let Some(failing) = lane.failing.take_if(|failing| last.is_some_and(|last| failing.id <= last)) {
                     info!(bucket, id = failing.id, attempts = failing.attempts, "published a message that had failed");

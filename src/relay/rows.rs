@@ -2,6 +2,7 @@
 
 use tracing::{debug, info, warn};
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::message::Batch;
 
@@ -22,7 +23,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             if let Some(id) = self.bell.take(*bucket) {
                 lane.ring(id);
             }
-            if unknown {
+            if unknown && !broken(Rule::UnknownBells) {
                 lane.rescan();
             }
         }
@@ -35,7 +36,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.lanes.keys().copied().partition(|bucket| self.lanes[bucket].flight.is_some());
         let pending = self.store.pending(&quiet)?;
         for bucket in busy.into_iter().chain(pending) {
-            if let Some(lane) = self.lanes.get_mut(&bucket) {
+            if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
                 lane.rescan();
             }
         }
@@ -103,7 +104,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn submit_rest(&mut self) -> bool {
         let waiting: Vec<FlightId> =
             self.flights.iter().filter(|(_, flight)| flight.next().is_some()).map(|(id, _)| *id).collect();
-        if !self.may_go_on(self.clock.now()) {
+        if !self.may_go_on(self.clock.now()) && !broken(Rule::LeaseBeforeTheRest) {
             return false;
         }
         let mut any = false;
@@ -126,7 +127,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 info!(bucket, attempts, "messages can be read again");
             }
         }
-        let usable = fetched.is_ok() && !batch.is_empty() && self.may_publish(self.clock.now());
+        let lasts = self.may_publish(self.clock.now()) || broken(Rule::LeaseAfterFetch);
+        let usable = fetched.is_ok() && !batch.is_empty() && lasts;
         if !usable {
             let empty = batch.is_empty();
             self.recycle(batch);

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tracing::warn;
 
+use crate::broken::{Rule, broken};
+
 use super::Relay;
 use super::flight::Flight;
 use super::ports::{Bell, Clock, Publisher, Store, Wait};
@@ -26,14 +28,16 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             self.bell.rest(Wait::Stopping, wait_until);
         }
-        if let Err(error) = self.acknowledge() {
+        if !broken(Rule::RemoveBeforeStop)
+            && let Err(error) = self.acknowledge()
+        {
             warn!(detail = format!("{error}."), "could not remove acknowledged messages before stopping");
         }
         if !self.tenure.tried() {
             return;
         }
         let unanswered = self.flights.values().filter(|flight| !flight.complete()).count();
-        if unanswered > 0 {
+        if unanswered > 0 && !broken(Rule::ReleaseWhenQuiet) {
             warn!(
                 detail = format!("Batches without an answer from Kafka: {unanswered}."),
                 hint = "Their messages are kept; they may be published twice.",

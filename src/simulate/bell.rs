@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::relay::ports::{Bell, Clock, Order, Wait};
@@ -17,7 +18,11 @@ impl Clock for Seat<'_> {
 
 impl Bell for Seat<'_> {
     fn take(&mut self, bucket: Bucket) -> Option<i64> {
-        self.world().bells.remove(&bucket)
+        let mut world = self.world();
+        if world.listeners.get(&bucket) != Some(&self.me) && !broken(Rule::BellsOfTheListener) {
+            return None;
+        }
+        world.bells.remove(&bucket)
     }
 
     fn take_unknown(&mut self) -> bool {
@@ -25,7 +30,12 @@ impl Bell for Seat<'_> {
     }
 
     fn listen_for(&mut self, buckets: &BTreeSet<Bucket>) {
-        self.world().actors[self.me].listening.clone_from(buckets);
+        let mut world = self.world();
+        world.listeners.extend(buckets.iter().map(|bucket| (*bucket, self.me)));
+    }
+
+    fn stop_listening_for(&mut self, buckets: &BTreeSet<Bucket>) {
+        self.world().listeners.retain(|bucket, listener| *listener != self.me || !buckets.contains(bucket));
     }
 
     fn call_peers(&mut self) {

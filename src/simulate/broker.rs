@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
@@ -325,9 +326,16 @@ impl World {
         let unreported = std::mem::take(&mut actor.client.unreported);
         actor.client.sent = 0;
         actor.client.generation += 1;
-        actor.latch = true;
-        let given_up = unreported.iter().chain(&queued).map(|row| (*row, Err(PublishError::GivenUp)));
-        actor.client.reports.extend(given_up);
+        // The old client says so when it ends, which takes a while.
+        let given_up: Vec<Outcome> =
+            unreported.iter().chain(&queued).map(|row| (*row, Err(PublishError::GivenUp))).collect();
+        let random = &mut self.chance.as_mut().expect("it is there").random;
+        let due = self.now + self.broker.transit.mul_f64(2.0 * random.f64());
+        self.schedule(due, move |world| {
+            let actor = &mut world.actors[relay];
+            actor.client.reports.extend(given_up);
+            actor.latch = true;
+        });
         for row in unreported {
             self.truth_replaced(relay, row.flight, row.index);
         }
@@ -374,6 +382,11 @@ impl Client {
         self.flights.get(&bucket).map_or(0, |(_, rows)| *rows)
     }
 
+    /// Rows whose acknowledgement the relay is about to see.
+    fn answered(&self) -> impl Iterator<Item = Serial> + '_ {
+        self.reports.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(row, _)| row.serial)
+    }
+
     /// Whether no other batch of the bucket is on its way.
     fn take(&mut self, row: Row) -> bool {
         let (flight, rows) = self.flights.entry(row.bucket).or_insert((row.flight, 0));
@@ -413,7 +426,7 @@ impl Publisher for Seat<'_> {
         let client = &mut world.actors[relay].client;
         if from == 0 {
             client.begun.insert(flight, client.generation);
-        } else if client.begun.get(&flight) != Some(&client.generation) {
+        } else if client.begun.get(&flight) != Some(&client.generation) && !broken(Rule::OneClientABatch) {
             // What the client before it had of the batch may be lost: the rest must not overtake that.
             world.count("batches that their client did not outlive");
             return Submitted { rows: 0, refused: Some(PublishError::GivenUp) };
@@ -468,7 +481,10 @@ impl Publisher for Seat<'_> {
     }
 
     fn collect(&mut self, reports: &mut Vec<Report>) {
-        reports.extend(self.world().actors[self.me].client.collect());
+        let mut world = self.world();
+        let answered: Vec<Serial> = world.actors[self.me].client.answered().collect();
+        answered.into_iter().for_each(|serial| world.truth_answers(serial));
+        reports.extend(world.actors[self.me].client.collect());
     }
 
     fn purge(&mut self) {

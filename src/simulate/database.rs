@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::{BUCKET_COUNT_DEFAULT, Bucket};
 use crate::clock::Time;
 use crate::fence;
-use crate::lease::{self, Lease, LeaseRow};
+use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
 use crate::relay::ports::{
     Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
 };
 
 use super::Seat;
-use super::truth::Serial;
+use super::truth::{Promise, Serial};
 use super::world::{Verb, World};
 
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Database {
     pub lease_duration: Duration,
     /// Whether leases can be renewed while messages are on their way.
     pub renews: bool,
+    /// Whether rounds of relays follow each other; if not, only the guards keep them apart.
+    pub(super) rounds_in_turn: bool,
     pub failures: BTreeMap<(Bucket, i64), Noted>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
@@ -52,8 +55,8 @@ pub(super) struct LeaseEntry {
     pub expires_at: Time,
     /// When that would be if nobody set the clock.
     pub real_until: Time,
-    /// Who had it before, was not asked, and until when it can't know.
-    disputed: Option<(String, Time)>,
+    /// Who had it before, were not asked, and until when they can't know.
+    disputed: Vec<(String, Time)>,
 }
 
 /// A lease before and after a statement.
@@ -144,6 +147,7 @@ impl Default for Database {
             value_size: 10,
             lease_duration: Duration::ZERO,
             renews: true,
+            rounds_in_turn: true,
             failures: BTreeMap::new(),
             damaged: None,
             hints: Vec::new(),
@@ -166,7 +170,7 @@ impl LeaseEntry {
     /// Its owner will be another one without having been asked.
     fn dispute(&mut self) {
         if let Some(owner) = self.relay_id.take().filter(|owner| owner != STRANGER) {
-            self.disputed = Some((owner, self.real_until));
+            self.disputed.push((owner, self.real_until));
         }
     }
 }
@@ -175,7 +179,7 @@ impl Database {
     pub(super) fn seed(&mut self, lease_duration: Duration) {
         let never = Time::since_zero(Duration::ZERO);
         self.lease_duration = lease_duration;
-        let free = LeaseEntry { relay_id: None, token: 0, expires_at: never, real_until: never, disputed: None };
+        let free = LeaseEntry { relay_id: None, token: 0, expires_at: never, real_until: never, disputed: Vec::new() };
         self.leases = vec![free; self.bucket_count as usize];
     }
 
@@ -203,7 +207,7 @@ impl Database {
                 token: 0,
                 expires_at: never,
                 real_until: never,
-                disputed: None,
+                disputed: Vec::new(),
             });
         }
         for bucket in count..self.leases.len() as u32 {
@@ -291,7 +295,7 @@ impl Database {
     pub(super) fn may_publish(&self, relay: &str, bucket: Bucket, now: Time, real: Time) -> bool {
         let lease = &self.leases[bucket as usize];
         let names = lease.relay_id.as_deref() == Some(relay) && (lease.expires_at > now || lease.real_until > real);
-        names || lease.disputed.as_ref().is_some_and(|(owner, until)| owner == relay && *until > real)
+        names || lease.disputed.iter().any(|(owner, until)| owner == relay && *until > real)
     }
 
     /// An operator takes the message away, and what is noted of it.
@@ -329,14 +333,13 @@ impl Database {
         !row.stopped
     }
 
-    /// None for a relay that was marked as stopped.
-    pub(super) fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time, real: Time) -> Option<Acquired> {
-        if !self.heartbeat(relay, now) {
+    /// The first half of a round: what the relay means to do. None for a relay that was marked as stopped.
+    fn begin_round(&mut self, relay: &str, round: Round<'_>, now: Time) -> Option<(Plan, bool)> {
+        if !self.heartbeat(relay, now) && !broken(Rule::NoClaimAfterStop) {
             return None;
         }
-        let Round { busy, lease_duration: duration, previous } = round;
-        self.hints.push(previous.clone());
-        assert!(self.renews || busy.is_empty(), "{relay} acquires while {busy:?} are busy and nobody renews");
+        let duration = round.lease_duration;
+        self.hints.push(round.previous.clone());
         let freed_dead = self.free_dead(now);
         let bucket_count = self.leased_buckets(now);
         let active: BTreeSet<&str> = self
@@ -353,29 +356,45 @@ impl Database {
                 unexpired: lease.expires_at > now,
             })
             .collect();
-        let plan = lease::plan(bucket_count, &rows, &active, relay);
+        Some((lease::plan(bucket_count, &rows, &active, relay), freed_dead))
+    }
+
+    /// The second half: guarded writes, which alone decide.
+    fn end_round(&mut self, relay: &str, round: Round<'_>, plan: Plan, now: Time, real: Time) -> Acquired {
+        let Round { busy, lease_duration: duration, .. } = round;
+        let stopped = self.relays.get(relay).is_none_or(|row| row.stopped) && !broken(Rule::NoClaimAfterStop);
+        let mine = |database: &Self, bucket: &Bucket| database.owner(*bucket) == Some(relay);
         let (leaving, hand_back): (BTreeSet<_>, BTreeSet<_>) =
-            plan.hand_back.into_iter().partition(|bucket| busy.contains(bucket));
+            plan.hand_back.into_iter().filter(|bucket| mine(self, bucket)).partition(|bucket| busy.contains(bucket));
         for bucket in plan.keep.iter().chain(&leaving) {
-            self.extend(*bucket, relay, Why::Keep, duration, now, real);
+            if mine(self, bucket) {
+                self.extend(*bucket, relay, Why::Keep, duration, now, real);
+            }
         }
         for bucket in &hand_back {
             self.free(*bucket, Some(relay), Why::HandBack, now);
         }
-        for bucket in plan.claim {
+        for bucket in plan.claim.into_iter().filter(|_| !stopped) {
             let lease = &self.leases[bucket as usize];
-            if lease.relay_id.is_none() || lease.expires_at <= now {
+            if lease.relay_id.is_none() || lease.expires_at <= now || broken(Rule::GuardedClaim) {
                 self.change(bucket, Some(relay), Why::Claim, |lease| {
                     lease.dispute();
                     lease.relay_id = Some(relay.to_owned());
-                    lease.token += 1;
+                    lease.token += i64::from(!broken(Rule::TokenGrows));
                 });
                 self.extend(bucket, relay, Why::Keep, duration, now, real);
             }
         }
         let lease = |bucket: Bucket| Lease { bucket, token: self.leases[bucket as usize].token };
         let leases = self.held_by(relay).into_iter().map(lease).collect();
-        Some(Acquired { leases, leaving, freed: !hand_back.is_empty() || freed_dead, distant: plan.distant })
+        Acquired { leases, leaving, freed: !hand_back.is_empty(), distant: plan.distant }
+    }
+
+    /// Both halves at once.
+    pub(super) fn acquire(&mut self, relay: &str, round: Round<'_>, now: Time, real: Time) -> Option<Acquired> {
+        let (plan, freed) = self.begin_round(relay, round, now)?;
+        let acquired = self.end_round(relay, round, plan, now, real);
+        Some(Acquired { freed: acquired.freed || freed, ..acquired })
     }
 
     /// Leases of relays that are known to be dead need not run out.
@@ -396,7 +415,8 @@ impl Database {
     /// Only forward: a clock that was set back does not shorten a lease.
     fn extend(&mut self, bucket: Bucket, relay: &str, why: Why, duration: Duration, now: Time, real: Time) {
         self.change(bucket, Some(relay), why, |lease| {
-            lease.expires_at = lease.expires_at.max(now + duration);
+            let forward = if broken(Rule::OnlyForward) { now } else { lease.expires_at };
+            lease.expires_at = forward.max(now + duration);
             lease.real_until = real + duration;
         });
     }
@@ -405,12 +425,12 @@ impl Database {
         self.change(bucket, by, why, |lease| {
             lease.relay_id = None;
             lease.expires_at = now;
-            lease.disputed = None;
         });
     }
 
     fn renew(&mut self, relay: &str, leases: &[Lease], duration: Duration, now: Time, real: Time) -> bool {
-        if !leases.iter().all(|lease| self.holds(relay, *lease) && self.is_owner(relay, lease.bucket, now)) {
+        let lasts = |lease: &Lease| self.is_owner(relay, lease.bucket, now) || broken(Rule::NoRevival);
+        if !leases.iter().all(|lease| self.holds(relay, *lease) && lasts(lease)) {
             return false;
         }
         for lease in leases {
@@ -423,7 +443,7 @@ impl Database {
     /// Whether the lease still holds, and what was removed.
     fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> (bool, Vec<Serial>) {
         let mut removed = Vec::new();
-        let holds = self.holds(relay, one.lease);
+        let holds = self.holds(relay, one.lease) || broken(Rule::GuardedRemoval);
         if holds {
             let bucket = one.lease.bucket;
             for (id, handle) in one.batch.handles(one.len) {
@@ -448,14 +468,11 @@ impl World {
             let serial = self.database.messages.len() as Serial;
             self.database.insert(bucket, id, serial);
             if ring == Ring::Bucket {
-                let bell = self.bells.entry(bucket).or_insert(id);
-                *bell = id.min(*bell);
+                self.ring_bell(bucket, id);
             }
         }
-        match ring {
-            Ring::Bucket => self.actors.iter_mut().for_each(|actor| actor.latch |= actor.listening.contains(&bucket)),
-            Ring::Unknown => self.ring_unknown(),
-            Ring::Silent => {}
+        if ring == Ring::Unknown {
+            self.ring_unknown();
         }
     }
 
@@ -491,7 +508,9 @@ impl World {
                 Hindrance::Interrupted { .. } => "interrupted calls of the store",
             });
         }
-        self.actors[relay].call = Some(verb);
+        let actor = &mut self.actors[relay];
+        actor.call = Some(verb);
+        actor.hindered_in_stopping |= actor.orders.stop && hindrance.is_some();
         hindrance
     }
 }
@@ -522,7 +541,7 @@ impl Seat<'_> {
             Some(Hindrance::Fails(Failing::BeforeEffect)) => failed,
             _ => {
                 let prepared = prepare(&mut world);
-                if verb == Verb::Fetch {
+                if verb == Verb::Fetch || (verb == Verb::Acquire && !world.database.rounds_in_turn) {
                     drop(world);
                     self.take_time(Duration::ZERO);
                     world = self.world();
@@ -556,10 +575,28 @@ fn named(leases: &[Lease]) -> Vec<(Bucket, i64)> {
 
 impl Store for Seat<'_> {
     fn acquire(&mut self, round: Round<'_>) -> Result<Acquired, StoreError> {
-        let began = self.world().now;
-        let acquired = self.call(Verb::Acquire, |world, relay| {
-            let database_now = world.database_now();
-            let acquired = world.database.acquire(relay, round, database_now, world.now);
+        let me = self.me;
+        let began = {
+            let mut world = self.world();
+            if !world.database.renews && !round.busy.is_empty() {
+                let words = format!("{} acquires while {:?} are busy", world.actors[me].id, round.busy);
+                world.breach(Promise::QuietBeforeRelease, words);
+            }
+            world.now
+        };
+        let plan = |world: &mut World| {
+            let (id, now) = (world.actors[me].id.clone(), world.database_now());
+            (!world.database.rounds_in_turn).then(|| world.database.begin_round(&id, round, now))
+        };
+        let acquired = self.call_in_two(Verb::Acquire, plan, |world, relay, planned| {
+            let (database_now, now) = (world.database_now(), world.now);
+            let acquired = match planned {
+                None => world.database.acquire(relay, round, database_now, now),
+                Some(planned) => planned.map(|(plan, freed)| {
+                    let acquired = world.database.end_round(relay, round, plan, database_now, now);
+                    Acquired { freed: acquired.freed || freed, ..acquired }
+                }),
+            };
             let rows = acquired.as_ref().map(|acquired| named(&acquired.leases)).unwrap_or_default();
             (acquired, rows)
         })?;
@@ -577,6 +614,7 @@ impl Store for Seat<'_> {
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
         let me = self.me;
+        let too_early = self.world().lowest_untold(me, bucket);
         // As the server does: first the snapshot, then a look at who has rung or is about to.
         let snapshot = |world: &mut World| {
             // Without faults what is told of later can't matter: nothing happens between the two.
@@ -588,7 +626,11 @@ impl Store for Seat<'_> {
             rows.map(|((_, id), serial)| (*id, *serial)).collect::<Vec<_>>()
         };
         self.call_in_two(Verb::Fetch, snapshot, |world, _, rows| {
-            let untold = world.lowest_untold(me, bucket);
+            let untold = match () {
+                () if broken(Rule::UntoldIsRead) => i64::MAX,
+                () if broken(Rule::UntoldAfterSnapshot) => too_early,
+                () => world.lowest_untold(me, bucket),
+            };
             let database = &mut world.database;
             database.read_from.push((bucket, after));
             if database.damaged == Some(bucket) {
@@ -633,8 +675,9 @@ impl Store for Seat<'_> {
                 }
                 held.push(holds);
             }
-            for row in &rows {
-                assert!(world.broker.has(*row), "{row:?} is removed, but the broker does not have it");
+            if let Some(row) = rows.iter().find(|row| !world.broker.has(**row)) {
+                let words = format!("{row:?} is removed, but the broker does not have it");
+                world.breach(Promise::RemoveOnlyWhatIsPublished, words);
             }
             (held, rows)
         })
@@ -674,7 +717,7 @@ impl Renewal for Seat<'_> {
         self.call(Verb::HandBack, |world, relay| {
             let database_now = world.database_now();
             for lease in leases {
-                if world.database.holds(relay, *lease) {
+                if world.database.holds(relay, *lease) || broken(Rule::GuardedHandBack) {
                     world.database.free(lease.bucket, Some(relay), Why::HandBack, database_now);
                 } else {
                     world.refused_guard();
@@ -724,8 +767,10 @@ impl Ownership for Seat<'_> {
             for bucket in &held {
                 world.database.free(*bucket, Some(relay), Why::Release, now);
             }
-            let waiting = world.broker_has_work_of(relay);
-            assert!(!waiting, "{relay} releases while its client may still publish");
+            if world.broker_has_work_of(relay) {
+                let words = format!("{relay} releases while its client may still publish");
+                world.breach(Promise::QuietBeforeRelease, words);
+            }
             world.truth_released(me);
             ((), held.into_iter().map(|bucket| (bucket, 0)).collect())
         })

@@ -13,10 +13,13 @@ mod broker;
 #[cfg(test)]
 mod conformance;
 mod database;
+mod mutations;
 mod plan;
 mod run;
 mod search;
 mod shrink;
+#[cfg(test)]
+mod tests;
 mod trace;
 mod truth;
 mod world;
@@ -34,6 +37,7 @@ use crate::clock::Time;
 use crate::relay::Relay;
 use crate::settings::Settings;
 
+pub use mutations::find_mutations;
 pub use search::{replay, search};
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub buckets: u32,
     /// Whether the store can renew leases.
     pub renews: bool,
+    /// Whether rounds of relays follow each other.
+    pub rounds_in_turn: bool,
     /// Those at the beginning.
     pub settings: Settings,
     /// Most that a call of the store takes, before its effect and again after it, when nothing hinders it.
@@ -150,6 +152,21 @@ pub(crate) enum What {
     },
 }
 
+/// What a fault of the store concerns, as often as it matters.
+const VERBS: [Verb; 11] = [
+    Verb::Acquire,
+    Verb::Acquire,
+    Verb::Renew,
+    Verb::Renew,
+    Verb::HandBack,
+    Verb::Pending,
+    Verb::Fetch,
+    Verb::Acknowledge,
+    Verb::NoteFailure,
+    Verb::Failures,
+    Verb::Release,
+];
+
 /// The beginning of every run.
 pub(crate) const START: Time = Time::since_zero(Duration::ZERO);
 
@@ -163,7 +180,8 @@ fn one_of<T: Copy>(random: &mut Rng, of: &[T]) -> T {
 
 fn settings(random: &mut Rng, renews: bool) -> Settings {
     let duration = ms(random, 2000..12_000);
-    let renew_interval = duration.mul_f64(one_of(random, &[0.2, 0.33, 0.33, 0.5, 0.8]));
+    let renew_interval =
+        duration.mul_f64(one_of(random, if renews { &[0.2, 0.33, 0.33, 0.5, 0.8, 0.9] } else { &[0.2, 0.33, 0.5] }));
     let room = duration - renew_interval;
     Settings {
         enabled: true,
@@ -173,7 +191,7 @@ fn settings(random: &mut Rng, renews: bool) -> Settings {
         poll_interval: ms(random, 300..8000),
         error_backoff: ms(random, 50..1500),
         shutdown_timeout: ms(random, 600..4000),
-        max_publish_duration: (!renews).then(|| room.mul_f64(0.2 + 0.7 * random.f64())),
+        max_publish_duration: (!renews).then(|| room.mul_f64(0.4 + 0.5 * random.f64())),
     }
 }
 
@@ -185,11 +203,11 @@ impl Plan {
         let settings = settings(random, renews);
         let calm = Time::since_zero(ms(random, 8000..30_000));
         let buckets = random.u32(1..7);
-        let latency = one_of(random, &[0.0, 0.0005, 0.003, 0.01]);
+        let latency = one_of(random, if renews { &[0.0, 0.0005, 0.003, 0.01] } else { &[0.0, 0.0005, 0.002] });
         let mut broker = Broker {
             linger: ms(random, 0..8),
             transit: Duration::from_millis(one_of(random, &[1, 10, 60, 300])),
-            capacity: one_of(random, &[1, 2, 4, 1000, 1000]),
+            capacity: one_of(random, &[1, 2, 3, 4, 6, 1000, 1000]),
             pipeline: one_of(random, &[1, 2, 5, 1000]),
             shuffled: random.bool(),
         };
@@ -204,6 +222,7 @@ impl Plan {
             seed: random.u64(..),
             buckets,
             renews,
+            rounds_in_turn: random.u8(..3) != 0,
             latency: settings.lease.duration.mul_f64(latency),
             settings,
             broker,
@@ -278,28 +297,27 @@ impl Plan {
         };
         let lasts = lasts.min(self.calm - at);
         let relay = random.usize(..4);
-        let what = match random.u8(..39) {
+        let what = match random.u8(..50) {
             0..=11 => What::Store {
                 relay: random.bool().then_some(relay),
-                verb: (random.u8(..4) != 0).then(|| one_of(random, &Verb::OF_THE_STORE)),
+                verb: (random.u8(..4) != 0).then(|| one_of(random, &VERBS)),
                 odds: one_of(random, &[20, 60, 100]),
                 how: self.draw_hindrance(random),
             },
             12 => What::Damage { bucket: random.u32(..self.buckets) },
             13 | 14 => What::BrokerAway,
             15 | 16 => What::BrokerSlow { by: longest.mul_f64(random.f64()) },
-            17..=20 => What::Refusal {
+            17..=22 => What::Refusal {
                 transaction: random.usize(..self.transactions.len()),
                 row: random.usize(..3),
                 by: if random.bool() { Refuser::Broker } else { Refuser::Client },
             },
-            21 | 22 => What::ClientReplaced { relay },
-            23..=25 => {
+            23..=26 => {
                 What::Stop { relay, interrupts: random.bool(), straggler: random.bool().then(|| ms(random, 0..2000)) }
             }
-            26 | 27 => What::Crash { relay, noticed: (random.u8(..3) != 0).then(|| ms(random, 0..500)) },
-            28 | 29 => What::Freeze { relay },
-            30 => {
+            27..=29 => What::Crash { relay, noticed: (random.u8(..3) != 0).then(|| ms(random, 0..500)) },
+            30 | 31 => What::Freeze { relay },
+            32 => {
                 let mut settings = settings(random, self.renews);
                 // Times stay below those for which the calm has room.
                 settings.lease.duration = settings.lease.duration.min(self.settings.lease.duration);
@@ -307,17 +325,18 @@ impl Plan {
                 settings.max_publish_duration = settings.max_publish_duration.map(|_| settings.lease.duration / 2);
                 What::Reload { settings: Box::new(settings) }
             }
-            31 => What::LostCalls,
-            32 => What::ClockStep { by: random.i64(-8000..8000) },
-            34..=36 => What::BucketCount { to: random.u32(1..9) },
-            33 => What::Steal { bucket: random.u32(..self.buckets) },
+            33 => What::LostCalls,
+            34..=37 => What::ClientReplaced { relay },
+            38..=40 => What::ClockStep { by: random.i64(-8000..14_000) },
+            41..=43 => What::BucketCount { to: random.u32(1..9) },
+            44 | 45 => What::Steal { bucket: random.u32(..self.buckets) },
             _ => What::Join,
         };
         Fault { at, lasts, what }
     }
 
     fn draw_hindrance(&self, random: &mut Rng) -> Hindrance {
-        let longest = self.settings.lease.duration.mul_f64(one_of(random, &[0.05, 0.5, 1.3]));
+        let longest = self.settings.lease.duration.mul_f64(one_of(random, &[0.05, 0.5, 1.3, 1.3]));
         match random.u8(..12) {
             0 | 1 => Hindrance::Fails(Failing::BeforeEffect),
             2 | 3 => Hindrance::Fails(Failing::AfterEffect),

@@ -67,6 +67,7 @@ impl World {
         self.plan_times = Some(PlanTimes { settled: plan.settled(), patience: plan.patience() });
         self.database.bucket_count = plan.buckets;
         self.database.renews = plan.renews;
+        self.database.rounds_in_turn = plan.rounds_in_turn;
         self.database.value_size = 20;
         self.database.seed(plan.settings.lease.duration);
         self.settings = plan.settings.clone();
@@ -170,7 +171,8 @@ impl World {
                     self.count("crashes");
                     self.actors[relay].whereabouts = Whereabouts::Ended;
                     self.crashed.push(relay);
-                    self.end_process(relay, Cause::Crash, noticed);
+                    self.truth_marks(relay, None, Cause::Crash);
+                    self.end_process(relay, noticed);
                 }
             }
             What::Freeze { relay: number } => {
@@ -190,6 +192,9 @@ impl World {
             What::ClockStep { by } => {
                 self.count(if by < 0 { "clocks set back" } else { "clocks set forward" });
                 self.clock_set += by;
+                // Somebody may see the new time well before the others.
+                let relay = self.chance.as_mut().expect("it is there").random.usize(..self.actors.len());
+                self.actors[relay].order(Order::LookAgain);
             }
             What::Steal { bucket } => {
                 self.count("stolen leases");
@@ -253,7 +258,12 @@ impl World {
         }
         self.note(Some(relay), &[22], || format!("ends: {ended:?}"));
         // As the launcher does: whatever a process has left behind is free at once, for the process is gone.
-        self.end_process(relay, Cause::Stop, Some(Duration::ZERO));
+        if *ended == Ended::Stopped {
+            self.truth_stops(relay);
+        } else {
+            self.truth_marks(relay, None, Cause::Stop);
+        }
+        self.end_process(relay, Some(Duration::ZERO));
         if *ended != Ended::Stopped {
             self.count("relays that left");
             let at = self.now + (RESTART * self.actors.len() as u32).min(RESTART_MOST);
@@ -261,9 +271,9 @@ impl World {
         }
     }
 
-    fn end_process(&mut self, relay: usize, cause: Cause, noticed: Option<Duration>) {
-        self.truth_marks(relay, None, cause);
+    fn end_process(&mut self, relay: usize, noticed: Option<Duration>) {
         self.end_client(relay);
+        self.listeners.retain(|_, listener| *listener != relay);
         if let Some(after) = noticed {
             let at = self.now + after;
             self.schedule(at, move |world| {

@@ -111,6 +111,8 @@ struct Message {
     /// Its last submission.
     submitted: Option<(usize, FlightId, usize)>,
     again: Option<Cause>,
+    /// Its relay has seen that the broker has it.
+    answered: bool,
     /// What its last submission was allowed by.
     allowed: Option<Cause>,
 }
@@ -173,6 +175,7 @@ impl World {
             with_clients: 0,
             submitted: None,
             again: None,
+            answered: false,
             allowed: None,
         });
         truth.keys.entry(key).or_default().without_order |= !ordered;
@@ -220,10 +223,19 @@ impl World {
             }
         }
         message.submitted = Some((relay, flight, index));
+        message.answered = false;
         message.again = unaware;
         message.with_clients += 1;
         if truth.confirmed.get(&relay).is_none_or(|(began, lasts)| now.since(*began) >= *lasts) {
             breaches.push((Promise::PublishOnlyWithALease, format!("bucket {bucket}: its leases are out of date")));
+        }
+        let actor = &self.actors[relay];
+        if !self.database.renews
+            && index == 0
+            && let Some((began, lasts)) = truth.confirmed.get(&relay)
+            && now.since(*began) + actor.settings.max_publish_duration.unwrap_or_default() >= *lasts
+        {
+            breaches.push((Promise::PublishOnlyWithALease, format!("bucket {bucket}: its lease may end meanwhile")));
         }
         if !self.database.may_publish(&self.actors[relay].id, bucket, self.database_now(), now) {
             breaches.push((Promise::PublishOnlyWithALease, format!("bucket {bucket} is not its own")));
@@ -231,6 +243,26 @@ impl World {
         for (promise, words) in breaches {
             let words = format!("{}: {words}", self.actors[relay].id);
             self.breach(promise, words);
+        }
+    }
+
+    pub(super) fn truth_answers(&mut self, serial: Serial) {
+        if let Some(truth) = &mut self.truth {
+            truth.messages[serial as usize].answered = true;
+        }
+    }
+
+    /// A relay ends in order. What it could have removed it has to have removed.
+    pub(super) fn truth_stops(&mut self, relay: usize) {
+        let Some(truth) = &mut self.truth else { return };
+        let actor = &self.actors[relay];
+        let able = !actor.hindered_in_stopping && truth.confirmed.contains_key(&relay);
+        for message in &mut truth.messages {
+            let is_its = message.submitted.is_some_and(|(by, ..)| by == relay) && !message.removed;
+            let removable = able && message.answered && actor.client.rows_of(message.bucket) == 0;
+            if is_its && !removable {
+                message.again = Some(Cause::Stop);
+            }
         }
     }
 
@@ -444,6 +476,9 @@ impl World {
                 }
             }
             Why::HandBack | Why::Release => {
+                if before.relay_id != *by {
+                    breaches.push((Promise::OneOwnerABucket, format!("{name} frees bucket {bucket} of somebody else")));
+                }
                 if let Some(relay) = relay
                     && self.actors[relay].client.may_publish(*bucket)
                 {
@@ -464,7 +499,12 @@ impl World {
             }
             Why::Steal => {}
         }
-        if moves && let Some(owner) = actor(self, &before.relay_id) {
+        // Who gives a bucket up has removed what it could; who is dead was looked at when it died.
+        let taken = matches!(why, Why::Claim | Why::Steal);
+        if moves
+            && taken
+            && let Some(owner) = actor(self, &before.relay_id)
+        {
             self.truth_marks(owner, Some(*bucket), Cause::LeaseTakenOver);
             if matches!(why, Why::Claim) && before.real_until > now {
                 self.count("leases taken over early after a step of the clock");

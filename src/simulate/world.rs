@@ -1,11 +1,12 @@
 //! The clock, what is to happen when, who has the turn, and a journal of what the relays did.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use fastrand::Rng;
 
+use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::relay::Ended;
@@ -34,6 +35,8 @@ pub(crate) struct World {
     pub ended: BTreeMap<String, (Time, Ended)>,
     /// Bells of the buckets: the lowest id committed since somebody took it.
     pub bells: BTreeMap<Bucket, i64>,
+    /// Who is woken by them.
+    pub(super) listeners: BTreeMap<Bucket, usize>,
     /// Those with which relays begin.
     pub(super) settings: Settings,
     pub(super) actors: Vec<Actor>,
@@ -98,7 +101,6 @@ pub(super) struct Actor {
     pub whereabouts: Whereabouts,
     /// Something has happened since it rested last.
     pub latch: bool,
-    pub listening: BTreeSet<Bucket>,
     pub unknown: bool,
     pub orders: Orders,
     pub client: Client,
@@ -107,6 +109,8 @@ pub(super) struct Actor {
     /// The call of the store that has not taken effect yet, and whether an order has interrupted it.
     pub call: Option<Verb>,
     pub interrupted: bool,
+    /// Something hindered it after it was ordered to stop.
+    pub hindered_in_stopping: bool,
     /// Its process stands still until then.
     pub frozen: Time,
     begins: Time,
@@ -147,18 +151,6 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    pub const OF_THE_STORE: [Verb; 9] = [
-        Verb::Acquire,
-        Verb::Renew,
-        Verb::HandBack,
-        Verb::Pending,
-        Verb::Fetch,
-        Verb::Acknowledge,
-        Verb::NoteFailure,
-        Verb::Failures,
-        Verb::Release,
-    ];
-
     pub fn is_of_the_store(self) -> bool {
         !matches!(self, Verb::Submit | Verb::Purge | Verb::CallPeers)
     }
@@ -195,6 +187,7 @@ impl World {
             rests: Vec::new(),
             ended: BTreeMap::new(),
             bells: BTreeMap::new(),
+            listeners: BTreeMap::new(),
             actors: Vec::new(),
             settings: Settings::default(),
             crashed: Vec::new(),
@@ -220,13 +213,13 @@ impl World {
             id: id.to_owned(),
             whereabouts: Whereabouts::Busy(begins),
             latch: false,
-            listening: BTreeSet::new(),
             unknown: false,
             orders: Orders::default(),
             client: Client::default(),
             settings: Settings::default(),
             call: None,
             interrupted: false,
+            hindered_in_stopping: false,
             frozen: START,
             begins,
         });
@@ -247,9 +240,18 @@ impl World {
         if self.clock_set < 0 { Time::since_zero(shown.since(START + set)) } else { shown + set }
     }
 
+    /// A commit has made a row visible.
+    pub(super) fn ring_bell(&mut self, bucket: Bucket, id: i64) {
+        let bell = self.bells.entry(bucket).or_insert(id);
+        *bell = id.min(*bell);
+        if let Some(listener) = self.listeners.get(&bucket) {
+            self.actors[*listener].latch = true;
+        }
+    }
+
     /// The lowest id that a snapshot may show in a bucket though the relay was not told of it.
     pub(super) fn lowest_untold(&self, relay: usize, bucket: Bucket) -> i64 {
-        if self.actors[relay].unknown {
+        if self.actors[relay].unknown && !broken(Rule::UnknownIsUntold) {
             return i64::MIN;
         }
         let rung = self.bells.get(&bucket).copied().unwrap_or(i64::MAX);

@@ -58,7 +58,6 @@ impl World {
         let orderly = ends != Ends::Silent;
         if orderly && keys.iter().any(|key| self.writers.locked.contains(key)) {
             self.writers.waiting.push(number);
-            self.count("transactions that waited for a key");
             return;
         }
         if orderly {
@@ -141,11 +140,7 @@ impl World {
         self.note(None, &[5, number as u64], || format!("transaction {number} rings"));
         if self.writers.transactions[number].ends == Ends::Rings {
             for (bucket, id, _) in rows {
-                let bell = self.bells.entry(bucket).or_insert(id);
-                *bell = id.min(*bell);
-                for actor in &mut self.actors {
-                    actor.latch |= actor.listening.contains(&bucket);
-                }
+                self.ring_bell(bucket, id);
             }
         } else {
             self.ring_unknown();
