@@ -31,13 +31,20 @@ pub const LAWS: [(&str, &str); 6] = [
     ("sasl.kerberos.min.time.before.relogin", "0"),
 ];
 
+/// Requests to a broker that wait for an answer at a time. Not more, though idempotence is said to order five: a broker that
+/// does not know the producer in a partition yet takes whatever request comes first. If it has just refused one, as in the
+/// first moments of a partition or while replicas are missing, the next one on its way overtakes it, and the client takes
+/// the refused one for appended.
+pub const MAX_IN_FLIGHT: &str = "1";
+
 /// Properties chosen for a relay that a user may change.
-pub const DEFAULTS: [(&str, &str); 10] = [
+pub const DEFAULTS: [(&str, &str); 11] = [
     ("client.id", "outbox_relay"),
     // The batch was made by the fetch; waiting for more only adds latency.
     ("linger.ms", "0"),
     ("batch.num.messages", "10000"),
     ("batch.size", "1000000"),
+    ("max.in.flight", MAX_IN_FLIGHT),
     // Above what the relay keeps in flight, so that the queue is never the limit.
     ("queue.buffering.max.messages", "500000"),
     ("queue.buffering.max.kbytes", "1048576"),

@@ -302,11 +302,15 @@ impl Client {
         drop(suspected);
         let mut collected = self.producer.context().reports.lock().expect("no panic while it is held");
         self.outstanding -= collected.len();
-        for (opaque, outcome) in collected.drain(..) {
-            let outcome = outcome.map_err(|error| match report::verdict(&error) {
-                Verdict::Row(error) => error,
-                Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
-            });
+        for (opaque, delivery) in collected.drain(..) {
+            let outcome = match delivery {
+                Delivery::Appended => Ok(()),
+                Delivery::Supposed => Err(PublishError::GivenUp),
+                Delivery::Failed(error) => Err(match report::verdict(&error) {
+                    Verdict::Row(error) => error,
+                    Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
+                }),
+            };
             reports.push(report_of(opaque, outcome));
         }
     }
@@ -385,11 +389,21 @@ impl Suspect {
     }
 }
 
+/// What the client reported of a row.
+enum Delivery {
+    /// The broker has it, and said where.
+    Appended,
+    /// The client takes it for appended without having been told so: a later request of the partition was accepted. That
+    /// proves nothing while the broker does not know this producer there; a request that it had refused is lost then.
+    Supposed,
+    Failed(KafkaError),
+}
+
 /// What the client calls, on the thread that polls it.
 struct Callbacks {
     lines: Lines,
     requests: Requests,
-    reports: Mutex<Vec<(usize, Result<(), KafkaError>)>>,
+    reports: Mutex<Vec<(usize, Delivery)>>,
     suspects: Mutex<Vec<Suspect>>,
     /// Topics to be looked at anew.
     doubted: Mutex<BTreeSet<String>>,
@@ -427,8 +441,9 @@ impl ProducerContext for Callbacks {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
-        let outcome = match result {
-            Ok(_) => Ok(()),
+        let delivery = match result {
+            Ok(message) if message.offset() < 0 => Delivery::Supposed,
+            Ok(_) => Delivery::Appended,
             Err((error, message)) if self.requests == Requests::Shared && report::blames_all(error) => {
                 let suspect = Suspect {
                     opaque,
@@ -444,10 +459,10 @@ impl ProducerContext for Callbacks {
                 if report::doubts_topic(error) {
                     self.doubted.lock().expect("no panic while it is held").insert(message.topic().to_owned());
                 }
-                Err(error.clone())
+                Delivery::Failed(error.clone())
             }
         };
-        self.reports.lock().expect("no panic while it is held").push((opaque, outcome));
+        self.reports.lock().expect("no panic while it is held").push((opaque, delivery));
     }
 }
 
@@ -491,7 +506,11 @@ impl Drop for MainQueue {
 
 #[cfg(test)]
 mod tests {
+    use rdkafka::consumer::{BaseConsumer, Consumer as _};
     use rdkafka::message::Headers as _;
+    use rdkafka::mocking::MockCluster;
+    use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+    use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
     use super::*;
 
@@ -519,5 +538,74 @@ mod tests {
         for blob in [&[][..], &[2, 0, 0, 0, 0], &[1, 255, 255, 255, 127]] {
             assert!(record_headers(&message(Some(blob))).is_err());
         }
+    }
+
+    /// Publishes rows, one a request, through a broker that refuses the first request and takes the others. Returns the
+    /// reports by index, and the ids of the messages that the broker has.
+    fn publish_where_the_first_request_is_refused(max_in_flight: &str) -> (Vec<Report>, Vec<[u8; 16]>) {
+        const ROWS: u8 = 4;
+        let cluster = MockCluster::new(1).expect("a broker for injected errors");
+        cluster.create_topic("t", 1, 1).expect("a topic");
+        let setting = [("max.in.flight", max_in_flight), ("batch.num.messages", "1")];
+        let setting = setting.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
+        let bootstrap = cluster.bootstrap_servers();
+        let properties = crate::properties::effective(&bootstrap, &setting, &Properties::default());
+        let ring = Ring::new().expect("a descriptor");
+        let caretaker = Caretaker::start(ring.clone()).expect("a thread");
+        let mut publisher = KafkaPublisher::new(properties, ring, caretaker).expect("a client");
+
+        cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
+        // Slow enough for the others to be on their way when the first is refused.
+        cluster.broker_round_trip_time(1, Duration::from_millis(100)).expect("a broker");
+        let mut batch = Batch::default();
+        for row in 0..ROWS {
+            batch.push(&Message { id: i64::from(row) + 1, message_id: [row; 16], value: Some(b"v"), ..message(None) });
+        }
+        assert_eq!(publisher.submit(1, &batch, 0), Submitted { rows: ROWS.into(), refused: None });
+        let mut reports = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while reports.len() < ROWS.into() {
+            assert!(Instant::now() < deadline, "only {reports:?}");
+            publisher.collect(&mut reports);
+            std::thread::yield_now();
+        }
+        reports.sort_by_key(|report| report.index);
+
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", bootstrap).set("group.id", "test").set("enable.partition.eof", "true");
+        let consumer: BaseConsumer = config.create().expect("a consumer");
+        let mut from_the_start = TopicPartitionList::new();
+        from_the_start.add_partition_offset("t", 0, Offset::Beginning).expect("a partition");
+        consumer.assign(&from_the_start).expect("a partition to read");
+        let mut has = Vec::new();
+        loop {
+            match consumer.poll(deadline.saturating_duration_since(Instant::now())).expect("an answer in time") {
+                Err(KafkaError::PartitionEOF(_)) => break,
+                Err(error) => panic!("{error}"),
+                Ok(record) => {
+                    let headers = record.headers().expect("the message id");
+                    let id = headers.get(headers.count() - 1).value.expect("the message id");
+                    has.push(uuid::Uuid::try_parse_ascii(id).expect("the message id").into_bytes());
+                }
+            }
+        }
+        (reports, has)
+    }
+
+    #[test]
+    fn what_the_client_only_supposes_to_be_appended_is_not_acknowledged() {
+        let (reports, has) = publish_where_the_first_request_is_refused("5");
+        assert!(!has.contains(&[0; 16]), "the broker refused it, and the client did not send it again");
+        for report in reports {
+            let acknowledged = has.contains(&[report.index as u8; 16]);
+            assert_eq!(report.outcome, if acknowledged { Ok(()) } else { Err(PublishError::GivenUp) }, "{report:?}");
+        }
+    }
+
+    #[test]
+    fn a_refused_request_is_not_overtaken_while_the_broker_does_not_know_the_producer() {
+        let (reports, has) = publish_where_the_first_request_is_refused(crate::properties::MAX_IN_FLIGHT);
+        assert!(reports.iter().all(|report| report.outcome == Ok(())), "{reports:?}");
+        assert_eq!(has, [[0; 16], [1; 16], [2; 16], [3; 16]]);
     }
 }
