@@ -88,10 +88,6 @@ pub enum Rule {
     UntoldAfterSnapshot,
     /// Store: a bell that names no bucket counts as one for each.
     UnknownIsUntold,
-    /// Bell: only the relay that listened last takes what was rung.
-    BellsOfTheListener,
-    /// Publisher: a batch does not go on with another client.
-    OneClientABatch,
 }
 
 /// Whether the rule is switched off.

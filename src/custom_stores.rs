@@ -393,6 +393,7 @@
 //!         false
 //!     }
 //!     fn listen_for(&mut self, _buckets: &BTreeSet<Bucket>) {}
+//!     fn stop_listening_for(&mut self, _buckets: &BTreeSet<Bucket>) {}
 //!     fn call_peers(&mut self) {}
 //!     fn order(&mut self) -> Option<Order> {
 //!         self.database.borrow().documents.is_empty().then_some(Order::Stop)

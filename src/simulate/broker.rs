@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
@@ -426,7 +425,7 @@ impl Publisher for Seat<'_> {
         let client = &mut world.actors[relay].client;
         if from == 0 {
             client.begun.insert(flight, client.generation);
-        } else if client.begun.get(&flight) != Some(&client.generation) && !broken(Rule::OneClientABatch) {
+        } else if client.begun.get(&flight) != Some(&client.generation) {
             // What the client before it had of the batch may be lost: the rest must not overtake that.
             world.count("batches that their client did not outlive");
             return Submitted { rows: 0, refused: Some(PublishError::GivenUp) };

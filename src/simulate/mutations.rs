@@ -18,14 +18,53 @@ pub(crate) struct Missed {
 }
 
 /// The table of docs/simulation.md.
-pub(crate) const MISSED: [Missed; 0] = [];
+pub(crate) const MISSED: [Missed; 38] = [
+    missed(Rule::LeaseAfterFetch, Promise::PublishOnlyWithALease, 127),
+    missed(Rule::LeaseBeforeTheRest, Promise::PublishOnlyWithALease, 14075),
+    missed(Rule::LeaseBeforeRemoval, Promise::RemoveOnlyWithALease, 962),
+    missed(Rule::LeasesEndByThemselves, Promise::RelaysRest, 28),
+    missed(Rule::AgeFromBeforeAcquisition, Promise::PublishOnlyWithALease, 57),
+    missed(Rule::AgeFromBeforeRenewal, Promise::PublishOnlyWithALease, 34245),
+    missed(Rule::RefusedRenewal, Promise::PublishOnlyWithALease, 28),
+    missed(Rule::LostLeaseKeepsRows, Promise::RemoveOnlyWithALease, 550),
+    missed(Rule::RegainedBucketWaits, Promise::DuplicatesHaveACause, 468),
+    missed(Rule::HandBackWhenQuiet, Promise::DuplicatesHaveACause, 5),
+    missed(Rule::BusyBucketsAreKept, Promise::DuplicatesHaveACause, 1),
+    missed(Rule::AcquireWhenQuiet, Promise::QuietBeforeRelease, 2),
+    missed(Rule::BudgetFits, Promise::PublishOnlyWithALease, 82),
+    missed(Rule::ReleaseWhenQuiet, Promise::QuietBeforeRelease, 78),
+    missed(Rule::RemoveBeforeStop, Promise::DuplicatesHaveACause, 224),
+    missed(Rule::OneBatchABucket, Promise::OneBatchABucket, 0),
+    missed(Rule::PrefixOnly, Promise::RemoveOnlyWhatIsPublished, 189),
+    missed(Rule::PositionStepsBack, Promise::OrderOfAKey, 106),
+    missed(Rule::LateCommits, Promise::OrderOfAKey, 8),
+    missed(Rule::UnknownBells, Promise::OrderOfAKey, 6),
+    missed(Rule::SafetyRescan, Promise::EverythingDrains, 50),
+    missed(Rule::HeadOnlyRetry, Promise::NoPanic, 22),
+    missed(Rule::NoOvertaking, Promise::DuplicatesHaveACause, 11683),
+    missed(Rule::FairShare, Promise::SharesSettle, 2),
+    missed(Rule::ClaimOnlyTheShare, Promise::SharesSettle, 613),
+    missed(Rule::ExpiredLeasesAreFree, Promise::SharesSettle, 2),
+    missed(Rule::Fence, Promise::OrderOfAKey, 84),
+    missed(Rule::OldBucketsAreLeased, Promise::NoBucketStarves, 11),
+    missed(Rule::GuardedClaim, Promise::OneOwnerABucket, 197),
+    missed(Rule::NoClaimAfterStop, Promise::OneOwnerABucket, 58),
+    missed(Rule::NoRevival, Promise::ClocksOnlyForward, 119),
+    missed(Rule::OnlyForward, Promise::ClocksOnlyForward, 5),
+    missed(Rule::TokenGrows, Promise::OneOwnerABucket, 0),
+    missed(Rule::GuardedRemoval, Promise::RemoveOnlyWithALease, 20),
+    missed(Rule::GuardedHandBack, Promise::OneOwnerABucket, 703),
+    missed(Rule::UntoldIsRead, Promise::OrderOfAKey, 5),
+    missed(Rule::UntoldAfterSnapshot, Promise::OrderOfAKey, 6268),
+    missed(Rule::UnknownIsUntold, Promise::OrderOfAKey, 25),
+];
 
 const fn missed(rule: Rule, promise: Promise, seed: u64) -> Missed {
     Missed { rule, promise, seed }
 }
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 40] = [
+pub(crate) const RULES: [Rule; 38] = [
     Rule::LeaseAfterFetch,
     Rule::LeaseBeforeTheRest,
     Rule::LeaseBeforeRemoval,
@@ -64,8 +103,6 @@ pub(crate) const RULES: [Rule; 40] = [
     Rule::UntoldIsRead,
     Rule::UntoldAfterSnapshot,
     Rule::UnknownIsUntold,
-    Rule::BellsOfTheListener,
-    Rule::OneClientABatch,
 ];
 
 /// The first seed below `seeds` in which the rule is missed, and the promise that is broken.
