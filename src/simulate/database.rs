@@ -699,16 +699,21 @@ impl Store for Seat<'_> {
 
 impl Renewal for Seat<'_> {
     fn renew(&mut self, leases: &[Lease], duration: Duration) -> Result<bool, StoreError> {
+        let me = self.me;
         let began = self.world().now;
         let renewed = self.call(Verb::Renew, |world, relay| {
             let database_now = world.database_now();
-            (world.database.renew(relay, leases, duration, database_now, world.now), named(leases))
+            let renewed = world.database.renew(relay, leases, duration, database_now, world.now);
+            if !renewed {
+                world.truth_judges_refusal(me, leases);
+            }
+            (renewed, named(leases))
         })?;
         let mut world = self.world();
         if renewed {
             world.truth_confirms(self.me, began, duration);
         } else {
-            world.truth_renewal_refused(self.me, leases);
+            world.truth_renewal_refused(self.me);
         }
         Ok(renewed)
     }

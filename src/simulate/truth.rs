@@ -380,25 +380,27 @@ impl World {
         self.truth_marks(relay, None, Cause::LeaseOutOfDate);
     }
 
-    /// A renewal was refused: was it right to be?
-    pub(super) fn truth_renewal_refused(&mut self, relay: usize, leases: &[Lease]) {
-        if self.truth.is_none() {
-            return;
-        }
+    /// A renewal is refused: is it right to be?
+    pub(super) fn truth_judges_refusal(&mut self, relay: usize, leases: &[Lease]) {
         let now = self.database_now();
         let id = self.actors[relay].id.clone();
-        let all_last = leases
-            .iter()
-            .all(|lease| self.database.holds(&id, *lease) && self.database.is_owner(&id, lease.bucket, now));
-        if all_last {
+        let lasts = |lease: &Lease| self.database.holds(&id, *lease) && self.database.is_owner(&id, lease.bucket, now);
+        if self.truth.is_some() && leases.iter().all(lasts) {
             self.breach(Promise::OneOwnerABucket, format!("{id}: the renewal of leases that last is refused"));
+        }
+        self.refused_guard();
+    }
+
+    /// The relay hears that its renewal was refused.
+    pub(super) fn truth_renewal_refused(&mut self, relay: usize) {
+        if self.truth.is_none() {
+            return;
         }
         self.truth_marks(relay, None, Cause::RenewalRefused);
         if let Some(truth) = &mut self.truth {
             truth.confirmed.remove(&relay);
         }
         self.count("refused renewals");
-        self.refused_guard();
     }
 
     /// A guarded statement found that its lease is not its own any more.
