@@ -44,6 +44,8 @@ pub enum Rule {
     RemoveBeforeStop,
     /// A bucket has one batch on its way.
     OneBatchABucket,
+    /// What is in flight is bounded.
+    Window,
     /// Rows are removed up to the first that was not acknowledged.
     PrefixOnly,
     /// What was not removed is read again.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::lease::LeaseTimes;
+use crate::window;
 
 /// Most relays of one database.
 pub const WORKERS_MAX: usize = 16;
@@ -18,6 +19,8 @@ pub struct Settings {
     pub batch_size: usize,
     /// Bytes of a batch; the row that passes the limit is the batch's last.
     pub batch_bytes: usize,
+    /// What may be in flight at a time.
+    pub window: window::Size,
     /// How often buckets are looked at without a bell.
     pub poll_interval: Duration,
     /// First wait after a failure.
@@ -91,6 +94,7 @@ impl Default for Settings {
             lease: LeaseTimes { duration: Duration::from_secs(30), renew_interval: Duration::from_secs(10) },
             batch_size: 5000,
             batch_bytes: 4 << 20,
+            window: window::Size::default(),
             poll_interval: Duration::from_secs(10),
             error_backoff: Duration::from_secs(1),
             shutdown_timeout: Duration::from_secs(3),

@@ -281,10 +281,14 @@ impl Client {
                 Sent::Queued
             }
             Err((error, _)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::QueueFull) => Sent::Full,
-            Err((error, _)) => match report::verdict(&error) {
-                Verdict::Row(error) => Sent::Refused(error),
-                Verdict::Client(reason) => Sent::Refused(self.producer.context().broke(reason, self.made_at)),
-            },
+            Err((error, record)) => {
+                let context = self.producer.context();
+                context.doubt(&error, record.topic);
+                match report::verdict(&error) {
+                    Verdict::Row(error) => Sent::Refused(error),
+                    Verdict::Client(reason) => Sent::Refused(context.broke(reason, self.made_at)),
+                }
+            }
         }
     }
 
@@ -412,6 +416,13 @@ struct Callbacks {
 }
 
 impl Callbacks {
+    /// Notes a topic that the client knows too little of, by this error.
+    fn doubt(&self, error: &KafkaError, topic: &str) {
+        if report::doubts_topic(error) {
+            self.doubted.lock().expect("no panic while it is held").insert(topic.to_owned());
+        }
+    }
+
     /// Notes a fatal error and says what it means for the row that met it.
     fn broke(&self, reason: String, made_at: Instant) -> PublishError {
         let mut broken = self.broken.lock().expect("no panic while it is held");
@@ -456,9 +467,7 @@ impl ProducerContext for Callbacks {
                 return self.suspects.lock().expect("no panic while it is held").push(suspect);
             }
             Err((error, message)) => {
-                if report::doubts_topic(error) {
-                    self.doubted.lock().expect("no panic while it is held").insert(message.topic().to_owned());
-                }
+                self.doubt(error, message.topic());
                 Delivery::Failed(error.clone())
             }
         };

@@ -9,6 +9,7 @@ use crate::kafka;
 use crate::lease::LeaseTimes;
 use crate::properties::{self, Properties, PropertiesError};
 use crate::settings::{Settings, WORKERS_MAX};
+use crate::window;
 
 static BOOTSTRAP_SERVERS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static KAFKA_PROPERTIES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -178,6 +179,7 @@ pub fn settings() -> Settings {
         lease: LeaseTimes { duration: millis(&LEASE_DURATION), renew_interval: millis(&LEASE_RENEW_INTERVAL) },
         batch_size: positive(&BATCH_SIZE),
         batch_bytes: positive(&BATCH_BYTES),
+        window: window::Size::default(),
         poll_interval: millis(&POLL_INTERVAL),
         error_backoff: millis(&ERROR_BACKOFF),
         shutdown_timeout: millis(&SHUTDOWN_TIMEOUT),

@@ -228,7 +228,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         // Without room in the window, or under a lease too old to begin with, even what is due has to wait for a report.
         let quiet_first =
             self.waits_for_quiet() && (self.leases_due().is_none_or(|due| due <= now) || !self.may_publish(now));
-        let room = self.window.open() && !quiet_first;
+        let room = self.window.open(self.settings.window) && !quiet_first;
         if let Some(at) = self.lanes.values().filter_map(Lane::waits_until).filter(|at| room || *at > now).min() {
             until = until.min(at);
         }

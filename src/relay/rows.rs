@@ -56,7 +56,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             if !self.lanes[&bucket].can_start(now) {
                 continue;
             }
-            if !self.window.open() {
+            if !self.window.open(self.settings.window) {
                 self.next_lane = bucket;
                 break;
             }

@@ -18,7 +18,7 @@ pub(crate) struct Missed {
 }
 
 /// The table of docs/simulation.md.
-pub(crate) const MISSED: [Missed; 38] = [
+pub(crate) const MISSED: [Missed; 39] = [
     missed(Rule::LeaseAfterFetch, Promise::PublishOnlyWithALease, 127),
     missed(Rule::LeaseBeforeTheRest, Promise::PublishOnlyWithALease, 14075),
     missed(Rule::LeaseBeforeRemoval, Promise::RemoveOnlyWithALease, 962),
@@ -35,6 +35,7 @@ pub(crate) const MISSED: [Missed; 38] = [
     missed(Rule::ReleaseWhenQuiet, Promise::QuietBeforeRelease, 78),
     missed(Rule::RemoveBeforeStop, Promise::DuplicatesHaveACause, 224),
     missed(Rule::OneBatchABucket, Promise::OneBatchABucket, 0),
+    missed(Rule::Window, Promise::MemoryIsBounded, 72),
     missed(Rule::PrefixOnly, Promise::RemoveOnlyWhatIsPublished, 189),
     missed(Rule::PositionStepsBack, Promise::OrderOfAKey, 106),
     missed(Rule::LateCommits, Promise::OrderOfAKey, 8),
@@ -64,7 +65,7 @@ const fn missed(rule: Rule, promise: Promise, seed: u64) -> Missed {
 }
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 38] = [
+pub(crate) const RULES: [Rule; 39] = [
     Rule::LeaseAfterFetch,
     Rule::LeaseBeforeTheRest,
     Rule::LeaseBeforeRemoval,
@@ -81,6 +82,7 @@ pub(crate) const RULES: [Rule; 38] = [
     Rule::ReleaseWhenQuiet,
     Rule::RemoveBeforeStop,
     Rule::OneBatchABucket,
+    Rule::Window,
     Rule::PrefixOnly,
     Rule::PositionStepsBack,
     Rule::LateCommits,

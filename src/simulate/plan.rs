@@ -9,6 +9,7 @@ use fastrand::Rng;
 use crate::clock::Time;
 use crate::lease::LeaseTimes;
 use crate::settings::Settings;
+use crate::window;
 
 use super::broker::Refuser;
 use super::database::{Failing, Hindrance};
@@ -188,6 +189,7 @@ fn settings(random: &mut Rng, renews: bool) -> Settings {
         lease: LeaseTimes { duration, renew_interval },
         batch_size: one_of(random, &[1, 2, 3, 5, 500]),
         batch_bytes: one_of(random, &[1, 60, 4 << 20, 4 << 20]),
+        window: window::Size::default(),
         poll_interval: ms(random, 300..8000),
         error_backoff: ms(random, 50..1500),
         shutdown_timeout: ms(random, 600..4000),
@@ -200,7 +202,8 @@ impl Plan {
     pub fn of(seed: u64) -> Self {
         let random = &mut Rng::with_seed(seed);
         let renews = random.u8(..3) != 0;
-        let settings = settings(random, renews);
+        let mut settings = settings(random, renews);
+        settings.window.rows = [2, 3, 5].get(seed as usize % 8).copied().unwrap_or(window::ROWS_MAX);
         let calm = Time::since_zero(ms(random, 8000..30_000));
         let buckets = random.u32(1..7);
         let latency = one_of(random, if renews { &[0.0, 0.0005, 0.003, 0.01] } else { &[0.0, 0.0005, 0.002] });
@@ -319,6 +322,7 @@ impl Plan {
             30 | 31 => What::Freeze { relay },
             32 => {
                 let mut settings = settings(random, self.renews);
+                settings.window = self.settings.window;
                 // Times stay below those for which the calm has room.
                 settings.lease.duration = settings.lease.duration.min(self.settings.lease.duration);
                 settings.lease.renew_interval = settings.lease.duration.mul_f64(0.3);
@@ -371,11 +375,20 @@ impl Plan {
     }
 
     fn longest(&self, of: impl Fn(&Settings) -> Duration) -> Duration {
+        self.all_settings().map(of).max().unwrap_or_default()
+    }
+
+    /// Most rows that a relay may have with its client: the window and one batch.
+    pub fn most_rows(&self) -> usize {
+        self.all_settings().map(|settings| settings.window.rows + settings.batch_size - 1).max().unwrap_or_default()
+    }
+
+    fn all_settings(&self) -> impl Iterator<Item = &Settings> {
         let reloads = self.faults.iter().filter_map(|fault| match &fault.what {
             What::Reload { settings } => Some(&**settings),
             _ => None,
         });
-        reloads.chain([&self.settings]).map(of).max().unwrap_or_default()
+        reloads.chain([&self.settings])
     }
 
     /// Within this time a message is published when nothing is wrong.

@@ -39,7 +39,7 @@ const CHANGE_RETRY: Duration = Duration::from_millis(5);
 /// Carries out a plan.
 pub(crate) fn run(plan: &Plan, traced: bool) -> Outcome {
     let mut world = World::new();
-    world.truth = Some(Truth::default());
+    world.truth = Some(Truth::new(plan.most_rows()));
     world.trace.lines = traced.then(Vec::new);
     world.prepare(plan);
     let world = Rc::new(RefCell::new(world));

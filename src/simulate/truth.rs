@@ -29,6 +29,7 @@ pub(crate) enum Promise {
     OneOwnerABucket,
     PublishOnlyWithALease,
     OneBatchABucket,
+    MemoryIsBounded,
     RemoveOnlyWhatIsPublished,
     RemoveOnlyWithALease,
     QuietBeforeRelease,
@@ -50,6 +51,7 @@ impl fmt::Display for Promise {
             Promise::OneOwnerABucket => "a bucket has one owner",
             Promise::PublishOnlyWithALease => "only who holds a lease publishes",
             Promise::OneBatchABucket => "a bucket has one batch on its way",
+            Promise::MemoryIsBounded => "what is on its way is bounded",
             Promise::RemoveOnlyWhatIsPublished => "only what the broker has is removed",
             Promise::RemoveOnlyWithALease => "only who holds a lease removes",
             Promise::QuietBeforeRelease => "nothing is freed that may still be published",
@@ -136,6 +138,8 @@ pub(super) struct Truth {
     confirmed: BTreeMap<usize, (Time, Duration)>,
     /// Relays that have stopped for good.
     released: BTreeSet<usize>,
+    /// Most rows that a client may have at a time.
+    most_rows: usize,
     /// Nothing may change owner any more.
     settled: bool,
     pub duplicates: u32,
@@ -144,6 +148,11 @@ pub(super) struct Truth {
 }
 
 impl Truth {
+    /// Of a run in which a client may have so many rows at a time.
+    pub fn new(most_rows: usize) -> Self {
+        Self { most_rows, ..Self::default() }
+    }
+
     fn fails(&mut self, relay: usize, flight: FlightId, index: usize, cause: Cause) {
         let first = self.failed.entry((relay, flight)).or_insert((index, cause));
         if index < first.0 {
@@ -230,6 +239,9 @@ impl World {
             breaches.push((Promise::PublishOnlyWithALease, format!("bucket {bucket}: its leases are out of date")));
         }
         let actor = &self.actors[relay];
+        if actor.client.rows >= truth.most_rows {
+            breaches.push((Promise::MemoryIsBounded, format!("{} rows are with its client", actor.client.rows + 1)));
+        }
         if !self.database.renews
             && index == 0
             && let Some((began, lasts)) = truth.confirmed.get(&relay)
