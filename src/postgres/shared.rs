@@ -319,20 +319,17 @@ impl Database {
     }
 
     /// The lowest id that was rung since the last call, if `slot` still listens for the bucket.
-    pub fn take_bell(&self, slot: usize, bucket: u32) -> Option<i64> {
+    pub fn take_bell(&self, header: &Header, slot: usize, bucket: u32) -> Option<i64> {
         let bell = self.bells.get(bucket as usize)?;
-        let listens = || self.listeners[bucket as usize].load(Ordering::SeqCst) == slot as u16 + 1;
         // The plain load first: a swap would fetch the line for writing, a thousand times a turn.
-        if bell.load(Ordering::Acquire) == SILENT || !listens() {
+        if bell.load(Ordering::Acquire) == SILENT {
             return None;
         }
-        let id = bell.swap(SILENT, Ordering::SeqCst);
-        if id != SILENT && !listens() {
-            // Somebody else has begun to listen in between: it was meant for that one.
-            self.ring(bucket, id);
-            return None;
-        }
-        (id != SILENT).then_some(id)
+        // Nobody begins to listen in between: what is rung from then on is meant for that one.
+        header.locked(pg_sys::LWLockMode::LW_SHARED, || {
+            let listens = self.listeners[bucket as usize].load(Ordering::Acquire) == slot as u16 + 1;
+            listens.then(|| bell.swap(SILENT, Ordering::SeqCst)).filter(|id| *id != SILENT)
+        })
     }
 
     /// The lowest id that a snapshot taken before this call may show in a bucket although the relay has not been told of
@@ -348,10 +345,12 @@ impl Database {
     }
 
     /// From now on `slot`, and nobody else, is woken for these buckets.
-    pub fn listen(&self, slot: usize, buckets: &std::collections::BTreeSet<u32>) {
-        for bucket in buckets {
-            self.listeners[*bucket as usize].store(slot as u16 + 1, Ordering::SeqCst);
-        }
+    pub fn listen(&self, header: &Header, slot: usize, buckets: &std::collections::BTreeSet<u32>) {
+        header.locked(pg_sys::LWLockMode::LW_EXCLUSIVE, || {
+            for bucket in buckets {
+                self.listeners[*bucket as usize].store(slot as u16 + 1, Ordering::SeqCst);
+            }
+        });
     }
 
     /// Asks all relays to look at everything again: rows of any bucket, the fair share, whatever an operator may change.

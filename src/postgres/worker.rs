@@ -313,6 +313,7 @@ impl Worker {
         let store = PgStore::new(relay_id.clone(), instance, self.header, self.database, self.slot);
         let bell = SharedBell {
             rest,
+            header: self.header,
             database: self.database,
             slot: self.slot,
             index: self.place.slot,
@@ -386,6 +387,7 @@ fn set_state(slot: &Slot, state: State) {
 /// The [`Bell`] in shared memory, and the relay's only place to sleep.
 struct SharedBell {
     rest: Rest,
+    header: &'static Header,
     database: &'static Database,
     slot: &'static Slot,
     index: usize,
@@ -449,7 +451,7 @@ impl SharedBell {
 
 impl Bell for SharedBell {
     fn take(&mut self, bucket: Bucket) -> Option<i64> {
-        self.database.take_bell(self.index, bucket)
+        self.database.take_bell(self.header, self.index, bucket)
     }
 
     fn take_unknown(&mut self) -> bool {
@@ -459,7 +461,7 @@ impl Bell for SharedBell {
     }
 
     fn listen_for(&mut self, buckets: &BTreeSet<Bucket>) {
-        self.database.listen(self.index, buckets);
+        self.database.listen(self.header, self.index, buckets);
     }
 
     fn stop_listening_for(&mut self, buckets: &BTreeSet<Bucket>) {
