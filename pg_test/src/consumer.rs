@@ -101,7 +101,15 @@ impl Consumer {
             match self.client.poll(left) {
                 Some(Ok(message)) => {
                     let record = to_record(&message);
-                    self.positions.insert((record.topic.clone(), record.partition), record.offset + 1);
+                    let before = self.positions.insert((record.topic.clone(), record.partition), record.offset + 1);
+                    // Nothing here is compacted, expires or is transactional: what was passed over was not read.
+                    ensure!(
+                        before == Some(record.offset),
+                        "the consumer passed over records of {} [{}]: after {before:?} came {}",
+                        record.topic,
+                        record.partition,
+                        record.offset
+                    );
                     return Ok(Some(record));
                 }
                 // A broker that is away is none of the consumer's errors: it comes back or the bound ends the wait.

@@ -66,6 +66,6 @@ fn main() -> ExitCode {
     .flatten()
     .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    scene::stop_shared_broker();
+    scene::stop_shared_broker(conclusion.has_failed());
     conclusion.exit_code()
 }

@@ -370,12 +370,12 @@ pub fn clear_away_earlier_runs() -> Result<()> {
     Ok(())
 }
 
-/// Stops the broker that the tests shared, once they are all done.
-pub fn stop_shared_broker() {
+/// Stops the broker that the tests shared, once they are all done. What it holds is kept for a look if one has failed.
+pub fn stop_shared_broker(failed: bool) {
     let Some((broker, directory)) = SHARED.lock().unwrap_or_else(PoisonError::into_inner).take() else {
         return;
     };
-    let stopped = broker.kill().and_then(|()| Ok(fs::remove_dir_all(&directory)?));
+    let stopped = broker.kill().and_then(|()| if failed { Ok(()) } else { Ok(fs::remove_dir_all(&directory)?) });
     if let Err(error) = stopped {
         eprintln!("could not clear away the shared broker: {error:#}");
     }
