@@ -1,6 +1,6 @@
 //! Processes die; nothing is lost, nothing is invented, and all is back by itself.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
@@ -107,6 +107,19 @@ fn terminated_launcher_is_back_within_seconds(scene: &mut Scene) -> Result<()> {
     require_nothing_lost(scene, load, &topic)
 }
 
+/// A relay reads what it was told to reload between two heartbeats; the first may have been under way.
+fn wait_until_settings_are_read(client: &mut Client, relay: i32) -> Result<()> {
+    let mut since: SystemTime = client.query_one("select clock_timestamp()", &[])?.get(0);
+    for _ in 0..2 {
+        since = wait::until(format!("relay {relay} says that it lives"), PATIENCE, || {
+            let statement = "select last_seen from outbox.relay where pid = $1 and last_seen > $2";
+            let seen = client.query_opt(statement, &[&relay, &since])?;
+            Ok(seen.map_or(Seen::NotYet(format!("not since {since:?}")), |row| Seen::Reached(row.get(0))))
+        })?;
+    }
+    Ok(())
+}
+
 /// The points are those of src/postgres/test_hooks.rs.
 fn relay_that_crashes_at_any_point_loses_nothing(scene: &mut Scene) -> Result<()> {
     const POINTS: [&str; 7] = [
@@ -133,6 +146,8 @@ fn relay_that_crashes_at_any_point_loses_nothing(scene: &mut Scene) -> Result<()
         let victim = wait_until_shared(&mut client, 4, PATIENCE)?[0].pid;
         scene.cluster.set("outbox_relay.test_crash", &format!("{point}:{victim}"))?;
         if point == "in_release" {
+            // A stop that comes first would be in order, for nothing is read any more then.
+            wait_until_settings_are_read(&mut client, victim)?;
             client.execute("select pg_terminate_backend($1)", &[&victim])?;
         }
         wait::until_true(format!("relay {victim} has crashed {point}"), PATIENCE, || Ok(!process::alive(victim)))?;

@@ -151,8 +151,9 @@ fn standby_publishes_nothing_until_it_is_promoted_and_then_by_itself(scene: &mut
 fn standby_is_promoted_beside_a_primary_that_is_frozen_and_wakes(scene: &mut Scene) -> Result<()> {
     let topic = scene.topic(4)?;
     let (standby, load) = pair(scene, &topic)?;
+    // The postmaster first: it starts nothing more, and what ends meanwhile keeps its id.
+    process::send(scene.cluster.pid()?, Signal::STOP)?;
     let frozen = scene.cluster.processes()?;
-    // The postmaster first, that it may not notice.
     frozen.iter().try_for_each(|pid| process::send(*pid, Signal::STOP))?;
     let mut client = promote(scene, &standby)?;
     wait_until_published(&mut client, PATIENCE)?;
