@@ -30,10 +30,52 @@ use super::test_hooks;
 
 use pg_sys::{FLOAT8OID, INT4ARRAYOID, INT4OID, INT8ARRAYOID, INT8OID, TEXTARRAYOID, TEXTOID};
 
-macro_rules! statement {
-    ($file:literal $(, $type:expr)*) => {
-        Statement::new(include_str!(concat!("../../sql/statements/", $file, ".sql")), &[$($type),*])
+/// Makes the struct of the statements, each named as its file in sql/statements, with the types of its parameters.
+macro_rules! statements {
+    ($($name:ident($($type:expr),*)),+ $(,)?) => {
+        struct Statements {
+            $($name: Statement),+
+        }
+
+        impl Statements {
+            fn new() -> Self {
+                Self {
+                    $($name: Statement::new(
+                        include_str!(concat!("../../sql/statements/", stringify!($name), ".sql")),
+                        &[$($type),*],
+                    )),+
+                }
+            }
+        }
     };
+}
+
+statements! {
+    heartbeat(TEXTOID, INT4OID),
+    lock_round(),
+    prune_relays(TEXTOID, FLOAT8OID),
+    stop_dead_relays(TEXTOID, TEXTARRAYOID),
+    free_dead_leases(TEXTOID, TEXTARRAYOID),
+    seed_leases(INT4OID),
+    leases(INT4OID),
+    active_relays(FLOAT8OID),
+    keep_leases(TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
+    claim_leases(TEXTOID, INT4ARRAYOID, FLOAT8OID),
+    hand_back_leases(TEXTOID, INT4ARRAYOID, INT8ARRAYOID),
+    renew_leases(TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
+    pending_buckets(INT4ARRAYOID),
+    fetch_batch(INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
+    acknowledge_range(INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
+    acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
+    holds_lease(INT4OID, TEXTOID, INT8OID),
+    note_failure(INT4OID, INT8OID, INT4OID, TEXTOID, FLOAT8OID),
+    end_failures(INT4OID, INT8OID),
+    failures(INT4ARRAYOID),
+    drop_stale_failures(INT4ARRAYOID),
+    stop_relay(TEXTOID),
+    release_leases(TEXTOID),
+    stranded_messages(INT4OID),
+    free_leases_beyond(TEXTOID, INT4OID),
 }
 
 /// Heartbeat rows are pruned once in so many rounds.
@@ -68,36 +110,8 @@ pub struct PgStore {
     repeats: Repeats<&'static str>,
     clock: BootClock,
     fences: Fences,
-    statements: Statements,
-}
-
-struct Statements {
-    heartbeat: Statement,
-    lock_round: Statement,
-    prune_relays: Statement,
-    stop_dead_relays: Statement,
-    free_dead_leases: Statement,
-    seed_leases: Statement,
-    leases: Statement,
-    active_relays: Statement,
-    keep_leases: Statement,
-    claim_leases: Statement,
-    hand_back_leases: Statement,
-    renew_leases: Statement,
-    pending_buckets: Statement,
-    fetch_batch: Statement,
-    acknowledge_range: Statement,
-    acknowledge_list: Statement,
-    holds_lease: Statement,
-    note_failure: Statement,
-    end_failures: Statement,
-    failures: Statement,
-    drop_stale_failures: Statement,
-    stop_relay: Statement,
-    release_leases: Statement,
-    stranded_messages: Statement,
-    free_leases_beyond: Statement,
     publishing: Statement,
+    statements: Statements,
 }
 
 impl PgStore {
@@ -109,34 +123,6 @@ impl PgStore {
         database: &'static Database,
         slot: &'static Slot,
     ) -> Self {
-        let statements = Statements {
-            heartbeat: statement!("heartbeat", TEXTOID, INT4OID),
-            lock_round: statement!("lock_round"),
-            prune_relays: statement!("prune_relays", TEXTOID, FLOAT8OID),
-            stop_dead_relays: statement!("stop_dead_relays", TEXTOID, TEXTARRAYOID),
-            free_dead_leases: statement!("free_dead_leases", TEXTOID, TEXTARRAYOID),
-            seed_leases: statement!("seed_leases", INT4OID),
-            leases: statement!("leases", INT4OID),
-            active_relays: statement!("active_relays", FLOAT8OID),
-            keep_leases: statement!("keep_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
-            claim_leases: statement!("claim_leases", TEXTOID, INT4ARRAYOID, FLOAT8OID),
-            hand_back_leases: statement!("hand_back_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID),
-            renew_leases: statement!("renew_leases", TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
-            pending_buckets: statement!("pending_buckets", INT4ARRAYOID),
-            fetch_batch: statement!("fetch_batch", INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
-            acknowledge_range: statement!("acknowledge_range", INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
-            acknowledge_list: statement!("acknowledge_list", INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
-            holds_lease: statement!("holds_lease", INT4OID, TEXTOID, INT8OID),
-            note_failure: statement!("note_failure", INT4OID, INT8OID, INT4OID, TEXTOID, FLOAT8OID),
-            end_failures: statement!("end_failures", INT4OID, INT8OID),
-            failures: statement!("failures", INT4ARRAYOID),
-            drop_stale_failures: statement!("drop_stale_failures", INT4ARRAYOID),
-            stop_relay: statement!("stop_relay", TEXTOID),
-            release_leases: statement!("release_leases", TEXTOID),
-            stranded_messages: statement!("stranded_messages", INT4OID),
-            free_leases_beyond: statement!("free_leases_beyond", TEXTOID, INT4OID),
-            publishing: stamp::statement(),
-        };
         Self {
             relay_id,
             instance,
@@ -148,7 +134,8 @@ impl PgStore {
             repeats: Repeats::default(),
             clock: BootClock,
             fences: Fences::new(),
-            statements,
+            publishing: stamp::statement(),
+            statements: Statements::new(),
         }
     }
 
@@ -249,7 +236,7 @@ impl Store for PgStore {
             }
             s.stop_dead_relays.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
             let freed_dead = s.free_dead_leases.run(session, &[arg(self.instance.as_str()), arg(live.clone())]);
-            let learnt = self.fences.round(session, &s.publishing);
+            let learnt = self.fences.round(session, &self.publishing);
             let bucket_count = learnt.leased_buckets as i32;
             s.seed_leases.run(session, &[arg(bucket_count)]);
             s.free_leases_beyond.run(session, &[me, arg(bucket_count)]);
@@ -324,7 +311,7 @@ impl Store for PgStore {
             if batch.len() > before {
                 return Ok(Some(fetched));
             }
-            match stamp::permission(session, &self.statements.publishing) {
+            match stamp::permission(session, &self.publishing) {
                 Permission::Granted => Ok(Some(fetched)),
                 Permission::NoStamp => {
                     let args = [arg(ints(&[bucket]))];
