@@ -23,12 +23,6 @@ mod rows;
 mod stop;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod tests_of_bells;
-#[cfg(test)]
-mod tests_of_options;
-#[cfg(test)]
-mod tests_of_owners;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

@@ -15,6 +15,10 @@ use crate::window;
 use super::Ended;
 use super::ports::{Order, Wait};
 
+mod bells;
+mod options;
+mod owners;
+
 const ALL: std::ops::Range<Bucket> = 0..8;
 const NONE: [i64; 0] = [];
 const FOREVER: Time = at(1_000_000);
@@ -69,6 +73,10 @@ fn times(calls: &[&Call]) -> Vec<Time> {
     calls.iter().map(|call| call.at).collect()
 }
 
+fn times_of(world: &World, verb: Verb) -> Vec<Time> {
+    times(&world.calls(verb))
+}
+
 fn waits(world: &World, relay: &str, from: Time, until: Time) -> Vec<Wait> {
     let rests = world.rests.iter().filter(|rest| rest.relay == relay && rest.at >= from && rest.at < until);
     let mut waits: Vec<_> = rests.map(|rest| rest.wait).collect();
@@ -96,7 +104,7 @@ fn everything_is_published_and_removed_in_all_buckets_at_once() {
     for bucket in ALL {
         assert_eq!(world.broker.published(bucket), [1, 2, 3]);
     }
-    assert_eq!(times(&world.calls(Verb::Submit)), [at(1); 8]);
+    assert_eq!(times_of(&world, Verb::Submit), [at(1); 8]);
     assert_eq!(world.calls(Verb::Acknowledge).len(), 1, "one call removes the batches of all buckets");
 }
 
@@ -732,8 +740,8 @@ fn a_renewal_does_not_postpone_the_next_look_at_the_fair_share() {
     let mut simulation = alone();
     simulation.settings.lease = SHORT;
     let world = simulation.run(at(25));
-    assert_eq!(times(&world.calls(Verb::Renew)), [at(6), at(16)]);
-    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(10), at(20)]);
+    assert_eq!(times_of(&world, Verb::Renew), [at(6), at(16)]);
+    assert_eq!(times_of(&world, Verb::Acquire), [at(0), at(10), at(20)]);
 }
 
 #[test]
@@ -743,8 +751,8 @@ fn a_fetch_that_leaves_little_of_the_lease_is_published_and_the_lease_kept_at_on
     commit(&mut simulation, at(1), 0, [1]);
     let world = simulation.run(at(29));
     assert_eq!(world.calls_for(Verb::Fetch, 0).len(), 1);
-    assert_eq!(times(&world.calls(Verb::Submit)), [at(26)]);
-    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(26)]);
+    assert_eq!(times_of(&world, Verb::Submit), [at(26)]);
+    assert_eq!(times_of(&world, Verb::Acquire), [at(0), at(26)]);
     assert!(world.database.is_empty());
 }
 
@@ -759,7 +767,7 @@ fn when_a_renewal_is_answered_after_the_lease_had_ended_the_rows_are_kept() {
     let world = simulation.run(at(60));
     let published: Vec<_> = world.broker.log.iter().map(|row| row.at).collect();
     assert_eq!(published, [ms(1005), ms(15_005)], "once more after the wait of a failure");
-    assert_eq!(times(&world.calls(Verb::Acknowledge)), [ms(24_005)]);
+    assert_eq!(times_of(&world, Verb::Acknowledge), [ms(24_005)]);
     assert!(world.database.is_empty());
 }
 
@@ -792,7 +800,7 @@ fn an_acknowledgement_under_another_token_is_refused_and_the_rows_kept() {
     simulation.at(at(5), |world| assert_eq!(world.database.rows(0), [1, 2]));
     let world = simulation.run(at(60));
     assert_eq!(world.calls_for(Verb::Acknowledge, 0)[0].at, ms(3005));
-    assert!(times(&world.calls(Verb::Acquire)).contains(&ms(3005)), "it looks at its leases at once");
+    assert!(times_of(&world, Verb::Acquire).contains(&ms(3005)), "it looks at its leases at once");
     assert_eq!(world.broker.published(0), [1, 2, 1, 2]);
     assert!(world.calls_for(Verb::Submit, 0)[1].at >= at(32), "the stranger's lease was respected");
     assert!(world.database.is_empty());
@@ -854,7 +862,7 @@ fn a_failed_fetch_keeps_the_leases() {
         let world = simulation.run(at(9));
         assert_eq!(world.broker.published(0), [1, 2]);
         assert_eq!(world.database.tokens(), [1; 8]);
-        assert_eq!(times(&world.calls(Verb::Acquire)), [at(0)]);
+        assert_eq!(times_of(&world, Verb::Acquire), [at(0)]);
     }
 }
 
@@ -869,7 +877,7 @@ fn a_failed_acknowledgement_keeps_the_leases_and_is_retried_without_publishing_a
         assert_eq!(world.broker.published(0), [1, 2]);
         assert!(world.database.is_empty());
         assert_eq!(world.database.tokens(), [1; 8]);
-        assert_eq!(times(&world.calls(Verb::Acquire)), [at(0)]);
+        assert_eq!(times_of(&world, Verb::Acquire), [at(0)]);
     }
 }
 
@@ -880,7 +888,7 @@ fn a_failed_look_for_rows_keeps_the_leases() {
     simulation.world.database.hinder(Verb::Pending, at(10)..at(14), fails);
     simulation.at(at(9), |world| world.commit(0, [1], Ring::Silent));
     let world = simulation.run(at(19));
-    assert_eq!(times(&world.calls(Verb::Acquire)), [at(0), at(10)]);
+    assert_eq!(times_of(&world, Verb::Acquire), [at(0), at(10)]);
     assert_eq!(world.database.tokens(), [1; 8]);
     assert!(world.database.is_empty());
 }
@@ -999,7 +1007,7 @@ fn a_relay_that_must_leave_leaves_at_once() {
     simulation.world.database.hinder(Verb::Pending, at(10)..FOREVER, Hindrance::Gone);
     let world = simulation.run(at(60));
     assert_eq!(world.ended["a"], (at(10), Ended::Left("the store is gone".to_owned())));
-    assert_eq!(times(&world.calls(Verb::Purge)), [at(10)]);
+    assert_eq!(times_of(&world, Verb::Purge), [at(10)]);
 }
 
 // Failures of the broker ----------------------------------------------------------------------------------------------

@@ -1,32 +1,10 @@
 //! Bells are hints: none is lost while the relay is busy, none replaces the search for rows that rang none, and none of a
 //! bucket that is not its own wakes a relay.
 
-use std::time::Duration;
-
 use crate::clock::Time;
-use crate::simulate::{Call, Hindrance, Ring, Simulation, Verb, World};
+use crate::simulate::{Call, Hindrance, Ring, Verb, World};
 
-const fn at(seconds: u64) -> Time {
-    ms(1000 * seconds)
-}
-
-const fn ms(milliseconds: u64) -> Time {
-    Time::since_zero(Duration::from_millis(milliseconds))
-}
-
-const fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
-
-fn alone() -> Simulation {
-    let mut simulation = Simulation::new();
-    simulation.relay("a", at(0));
-    simulation
-}
-
-fn times(world: &World, verb: Verb) -> Vec<Time> {
-    world.calls(verb).into_iter().map(|call| call.at).collect()
-}
+use super::{alone, at, ms, secs, times_of};
 
 /// What was read of a bucket, by ids, and when.
 fn fetched(world: &World, bucket: u32) -> Vec<(Time, Vec<i64>)> {
@@ -41,7 +19,7 @@ fn bells_that_never_stop_do_not_postpone_the_search_for_rows_that_rang_none() {
     }
     simulation.at(at(12), |world| world.commit(0, [5], Ring::Silent));
     let world = simulation.run(at(39));
-    assert_eq!(times(&world, Verb::Pending), [at(0), at(10), at(20), at(30)]);
+    assert_eq!(times_of(&world, Verb::Pending), [at(0), at(10), at(20), at(30)]);
     assert_eq!(world.broker.published_at(0, 5), Some(ms(20_005)));
 }
 

@@ -8,20 +8,10 @@ use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::simulate::{Failing, Hindrance, Refuser, Ring, Simulation, Verb, World};
 
-use super::Ended;
-use super::ports::Order;
+use super::{at, ms, secs};
 
-const fn at(seconds: u64) -> Time {
-    ms(1000 * seconds)
-}
-
-const fn ms(milliseconds: u64) -> Time {
-    Time::since_zero(Duration::from_millis(milliseconds))
-}
-
-const fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
+use crate::relay::Ended;
+use crate::relay::ports::Order;
 
 fn fleet(buckets: u32, relays: &[(&str, Time)]) -> Simulation {
     let mut simulation = Simulation::new();

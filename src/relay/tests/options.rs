@@ -1,25 +1,13 @@
 //! What a store may leave out, what ends a relay for good, and how those wait who have nothing to do.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use crate::clock::Time;
-use crate::simulate::{Hindrance, Refuser, Ring, Simulation, Verb, World};
+use crate::simulate::{Hindrance, Refuser, Ring, Simulation, Verb};
 
-use super::Ended;
-use super::ports::Order;
+use super::{at, ms, secs, times_of};
 
-const fn at(seconds: u64) -> Time {
-    ms(1000 * seconds)
-}
-
-const fn ms(milliseconds: u64) -> Time {
-    Time::since_zero(Duration::from_millis(milliseconds))
-}
-
-const fn secs(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
+use crate::relay::Ended;
+use crate::relay::ports::Order;
 
 /// A relay whose store can't renew, with leases of 30 s, rounds every 10 s, and publishes of less than 15 s: one may begin
 /// in the first 5 s of a lease.
@@ -31,10 +19,6 @@ fn without_renewal() -> Simulation {
     simulation
 }
 
-fn times(world: &World, verb: Verb) -> Vec<Time> {
-    world.calls(verb).into_iter().map(|call| call.at).collect()
-}
-
 #[test]
 fn without_renewal_leases_are_acquired_only_between_publishes() {
     let mut simulation = without_renewal();
@@ -44,8 +28,8 @@ fn without_renewal_leases_are_acquired_only_between_publishes() {
     simulation.at(at(11), |world| world.commit(2, [3], Ring::Bucket));
     let world = simulation.run(at(40));
     // Both publishes that began in time are answered first, the third begins under the new lease.
-    assert_eq!(times(&world, Verb::Submit), [at(1), at(4), ms(16_005)]);
-    assert_eq!(times(&world, Verb::Acquire)[..3], [at(0), ms(16_005), ms(28_010)]);
+    assert_eq!(times_of(&world, Verb::Submit), [at(1), at(4), ms(16_005)]);
+    assert_eq!(times_of(&world, Verb::Acquire)[..3], [at(0), ms(16_005), ms(28_010)]);
     assert!(world.database.is_empty());
     assert!(world.calls(Verb::Renew).is_empty());
 }
@@ -55,14 +39,14 @@ fn without_renewal_an_older_lease_is_acquired_anew_before_a_publish() {
     let mut simulation = without_renewal();
     simulation.at(at(7), |world| world.commit(0, [1], Ring::Bucket));
     let world = simulation.run(at(9));
-    assert_eq!(times(&world, Verb::Acquire), [at(0), at(7)]);
-    assert_eq!(times(&world, Verb::Submit), [at(7)]);
+    assert_eq!(times_of(&world, Verb::Acquire), [at(0), at(7)]);
+    assert_eq!(times_of(&world, Verb::Submit), [at(7)]);
 }
 
 #[test]
 fn without_renewal_an_idle_relay_acquires_once_an_interval() {
     let world = without_renewal().run(at(35));
-    assert_eq!(times(&world, Verb::Acquire), [at(0), at(10), at(20), at(30)]);
+    assert_eq!(times_of(&world, Verb::Acquire), [at(0), at(10), at(20), at(30)]);
 }
 
 #[test]
@@ -72,11 +56,11 @@ fn without_renewal_an_acquisition_that_leaves_too_little_time_publishes_nothing(
     simulation.world.database.hinder(Verb::Acquire, at(0)..at(60), slow);
     simulation.at(at(1), |world| world.commit(0, [1], Ring::Bucket));
     let world = simulation.run(at(100));
-    let submitted = times(&world, Verb::Submit);
+    let submitted = times_of(&world, Verb::Submit);
     assert_eq!(submitted.len(), 1);
     assert!(submitted[0] >= at(60), "{submitted:?}");
     // It waits longer each time, instead of asking without pause.
-    let attempts = times(&world, Verb::Acquire).into_iter().filter(|time| *time < at(60)).count();
+    let attempts = times_of(&world, Verb::Acquire).into_iter().filter(|time| *time < at(60)).count();
     assert!((4..=9).contains(&attempts), "{attempts} attempts");
     assert!(world.database.is_empty());
 }
@@ -88,8 +72,8 @@ fn without_renewal_a_fetch_that_leaves_too_little_time_discards_the_batch() {
     simulation.world.database.hinder(Verb::Fetch, at(1)..at(2), slow);
     simulation.at(at(1), |world| world.commit(0, [1], Ring::Bucket));
     let world = simulation.run(at(20));
-    assert_eq!(times(&world, Verb::Acquire)[..2], [at(0), at(7)]);
-    assert_eq!(times(&world, Verb::Submit), [at(7)]);
+    assert_eq!(times_of(&world, Verb::Acquire)[..2], [at(0), at(7)]);
+    assert_eq!(times_of(&world, Verb::Submit), [at(7)]);
     assert!(world.database.is_empty());
 }
 
