@@ -510,7 +510,7 @@ impl World {
         }
         let actor = &mut self.actors[relay];
         actor.call = Some(verb);
-        actor.hindered_in_stopping |= actor.orders.stop && hindrance.is_some();
+        actor.hindered_in_stopping |= actor.orders.stop && verb != Verb::Release && hindrance.is_some();
         hindrance
     }
 }

@@ -434,7 +434,9 @@ impl World {
         }
     }
 
+    /// A relay has given up its leases. Whether its process ends at once or not, others have its buckets from now on.
     pub(super) fn truth_released(&mut self, relay: usize) {
+        self.truth_stops(relay);
         if let Some(truth) = &mut self.truth {
             truth.released.insert(relay);
         }
