@@ -88,7 +88,7 @@ check-simulated: prepare
 	@$(step) 'Searching 20,000 simulated schedules' $(simulator) 0 20000
 
 simulate: prepare
-	@$(simulator) $(FROM) $(SEEDS) $(if $(TRACE),trace)
+	@$(simulator) $(FROM) $(SEEDS) $(if $(filter-out 0,$(TRACE)),trace)
 
 # The table of src/simulate/mutations.rs, made anew.
 simulate-mutations: prepare

@@ -84,8 +84,7 @@ begin
                 where l.locktype = 'relation'
                   and l.relation = 'outbox.message'::regclass
                   and l.database = (select d.oid from pg_database d where d.datname = current_database())
-                  and l.granted
-                  and l.mode not in ('AccessShareLock', 'RowShareLock')
+                      and l.mode not in ('AccessShareLock', 'RowShareLock')
                   and l.pid is distinct from pg_backend_pid()
                 order by l.pid
                 limit 10
@@ -96,7 +95,7 @@ begin
                 errcode = 'lock_not_available',
                 message = 'could not change the bucket count: outbox.message is in use',
                 detail = format(
-                    'For %s s there was no moment without a transaction that writes messages. The last in the way: %s.',
+                    'For %s s there was no moment without a transaction that writes messages or waits to lock the table. The last in the way: %s.',
                     extract(epoch from patience)::integer, coalesce(holders, 'ended meanwhile')
                 ),
                 hint = 'End these transactions, or call outbox.set_bucket_count again when there is less to do.';
@@ -121,7 +120,7 @@ begin
                 errcode = 'program_limit_exceeded',
                 message = 'too many changes of the bucket count at a time',
                 detail = format('Messages of %s earlier bucket counts are still to be published.', changes_max),
-                hint = 'Wait until they are, see outbox.pg_stat_bucket_change.';
+                hint = 'Wait until relays have published them and forgotten the changes, see outbox.bucket_change; while publishing is paused they do neither.';
         end if;
     end if;
     insert into outbox.setting (name, value)

@@ -27,7 +27,7 @@
 //!    decides who publishes: a guarded `UPDATE`, a compare-and-set, a conditional put. No lock is held between calls,
 //!    and no transaction spans the publish.
 //! 2. **Reading a bucket in the order of storing.** A sequence, a counter that writers take a number from, a document
-//!    id that grows with time: the number only has to grow, and gaps mean nothing.
+//!    id that grows with time: the number starts at 1 or above and only has to grow, and gaps mean nothing.
 //!
 //! And four promises, which no code of the loop can check:
 //!

@@ -56,7 +56,7 @@ pub fn record_size(key: Option<&[u8]>, value: Option<&[u8]>, headers: &[Header<'
 /// A message as the relay reads it: slices of a [`Batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Rows of one bucket are submitted in the order of this id.
+    /// Rows of one bucket are submitted in the order of this id, which is at least 1.
     pub id: i64,
     /// Kafka topic.
     pub topic: &'a str,

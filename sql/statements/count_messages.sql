@@ -1,1 +1,1 @@
-select pg_catalog.count(*) from outbox.message
+select (select pg_catalog.count(*) from outbox.message), (select pg_catalog.count(*) from outbox.skipped)

@@ -126,7 +126,7 @@ unsafe extern "C-unwind" fn before(node: *mut pg_sys::Node) -> After {
         Concern::Databases => After::Announce,
         Concern::AlterExtension => After::TouchEverything,
         Concern::DropExtension => {
-            warn_of_unsent_messages();
+            warn_of_what_is_lost();
             After::TouchEverything
         }
     }
@@ -324,10 +324,10 @@ fn release_databases() {
 }
 
 /// Counts the messages that DROP EXTENSION is about to throw away.
-fn warn_of_unsent_messages() {
+fn warn_of_what_is_lost() {
     // SAFETY: inside a transaction. Counted as the table's owner, who may read it and whose code may hang on it; an ERROR
     // restores the user.
-    let unsent = unsafe {
+    let [unsent, skipped] = unsafe {
         let extension = pg_sys::get_extension_oid(super::EXTENSION.as_ptr(), true);
         if extension == pg_sys::InvalidOid || !pg_sys::pg_extension_ownercheck(extension, pg_sys::GetUserId()) {
             return;
@@ -351,16 +351,27 @@ fn warn_of_unsent_messages() {
         session::execute(count.plan(), &[], true);
         let mut null = false;
         let table = pg_sys::SPI_tuptable;
-        let unsent = pg_sys::SPI_getbinval(*(*table).vals, (*table).tupdesc, 1, &mut null).value() as i64;
+        let counted = [1, 2]
+            .map(|column| pg_sys::SPI_getbinval(*(*table).vals, (*table).tupdesc, column, &mut null).value() as i64);
         pg_sys::SPI_finish();
         pg_sys::PopActiveSnapshot();
         pg_sys::SetUserIdAndSecContext(user, security);
-        unsent
+        counted
     };
     if unsent > 0 {
         ErrorReport::new(PgSqlErrorCode::ERRCODE_WARNING, "dropping outbox_relay with unsent messages", "outbox_relay")
             .set_detail(format!("Messages that will never be published: {unsent}."))
             .set_hint("Roll back if they still matter, and drop the extension once outbox.message is empty.")
             .report(PgLogLevel::WARNING);
+    }
+    if skipped > 0 {
+        ErrorReport::new(
+            PgSqlErrorCode::ERRCODE_WARNING,
+            "dropping outbox_relay with skipped messages",
+            "outbox_relay",
+        )
+        .set_detail(format!("Messages that outbox.skip has kept, and that are gone with it: {skipped}."))
+        .set_hint("Roll back if they still matter, and copy outbox.skipped before you drop the extension.")
+        .report(PgLogLevel::WARNING);
     }
 }

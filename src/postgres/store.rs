@@ -197,7 +197,7 @@ impl PgStore {
             let counted = if rows < 1000 { rows.to_string() } else { "1000 or more".to_owned() };
             warn!(
                 detail = format!("Messages: {counted}; buckets are numbered 0 to {}.", bucket_count - 1),
-                hint = "They were not written by outbox.enqueue, or outbox.setting was changed by hand. Update outbox.message.bucket of these rows, or raise the count by outbox.set_bucket_count().",
+                hint = "They were not written by outbox.enqueue, or came with a dump whose bucket count did not, or outbox.setting was changed by hand. Update outbox.message.bucket of these rows, or raise the count by outbox.set_bucket_count().",
                 "messages lie in buckets that no relay can own"
             );
         }

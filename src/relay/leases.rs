@@ -12,6 +12,7 @@ use crate::clock::Time;
 use crate::lease::{Lease, LeaseTimes};
 
 use super::Relay;
+use super::flight::Flight;
 use super::lane::{Failing, Lane};
 use super::ports::{Acquired, Bell, Clock, Failure, Publisher, Round, Store, StoreError};
 
@@ -106,14 +107,18 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// What ends the wait for quiet if the answers do not come.
     pub(super) fn budget_ends(&self) -> Option<Time> {
         let budget = self.budget?;
-        self.flights.values().map(|flight| flight.started + budget).min()
+        self.unanswered().map(|flight| flight.started + budget).min()
+    }
+
+    fn unanswered(&self) -> impl Iterator<Item = &Flight> {
+        self.flights.values().filter(|flight| !flight.complete())
     }
 
     /// A publish that takes longer than was promised breaks the assumption on which leases are relied on.
     pub(super) fn keep_budget(&self) -> Result<(), StoreError> {
         let Some(budget) = self.budget else { return Ok(()) };
         let now = self.clock.now();
-        match self.flights.values().find(|flight| now.since(flight.started) >= budget) {
+        match self.unanswered().find(|flight| now.since(flight.started) >= budget) {
             None => Ok(()),
             Some(flight) => Err(StoreError::Misconfigured(format!(
                 "publishing a batch of bucket {} took longer than max_publish_duration ({budget:?})",

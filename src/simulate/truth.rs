@@ -436,7 +436,12 @@ impl World {
 
     /// A relay has given up its leases. Whether its process ends at once or not, others have its buckets from now on.
     pub(super) fn truth_released(&mut self, relay: usize) {
-        self.truth_stops(relay);
+        if self.actors[relay].orders.stop {
+            self.truth_stops(relay);
+        } else {
+            // It ends because of a misconfiguration.
+            self.truth_marks(relay, None, Cause::Stop);
+        }
         if let Some(truth) = &mut self.truth {
             truth.released.insert(relay);
         }

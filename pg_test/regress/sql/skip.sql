@@ -65,4 +65,5 @@ revoke all on schema outbox from regress_skip;
 drop role regress_skip;
 
 truncate outbox.message;
+-- What is kept goes with the extension, which says so.
 drop schema outbox cascade;

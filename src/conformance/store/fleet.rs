@@ -184,6 +184,9 @@ impl<'f> Fleet<'f> {
     }
 
     pub fn acknowledge_all(&mut self, relay: &str, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Unmet> {
+        for one in acknowledged {
+            ensure!(one.len <= one.batch.len(), "{} messages were expected, {} fetched", one.len, one.batch.len());
+        }
         let removed = self.store(relay).acknowledge(acknowledged).map_err(|error| failed("acknowledge", &error))?;
         ensure!(removed.len() == acknowledged.len(), "{} batches, {} answers", acknowledged.len(), removed.len());
         Ok(removed)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::simulate::{Hindrance, Refuser, Ring, Simulation, Verb};
+use crate::simulate::{Failing, Hindrance, Refuser, Ring, Simulation, Verb};
 
 use super::{at, ms, secs, times_of};
 
@@ -86,6 +86,17 @@ fn without_renewal_a_publish_that_takes_longer_than_promised_ends_the_relay() {
     let (time, ended) = &world.ended["a"];
     assert!(matches!(ended, Ended::Misconfigured(reason) if reason.contains("max_publish_duration")), "{ended:?}");
     assert!((at(16)..at(20)).contains(time), "{time:?}");
+}
+
+#[test]
+fn without_renewal_a_removal_that_is_slow_or_fails_is_no_publish_that_takes_too_long() {
+    let mut simulation = without_renewal();
+    simulation.world.database.hinder(Verb::Acknowledge, at(1)..at(18), Hindrance::Fails(Failing::BeforeEffect));
+    simulation.at(at(1), |world| world.commit(0, [1], Ring::Bucket));
+    let world = simulation.run(at(60));
+    assert_eq!(world.ended["a"].1, Ended::Stopped);
+    assert_eq!(world.broker.published(0), [1]);
+    assert!(world.database.is_empty());
 }
 
 #[test]
