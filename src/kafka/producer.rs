@@ -115,13 +115,19 @@ impl KafkaPublisher {
         }
     }
 
-    /// Sends a client away; the next submission makes a new one.
-    fn retire(&mut self, client: Option<Client>) {
-        let Some(client) = client else { return };
-        client.purge_queued();
-        self.retiring.push(client);
-        if self.retiring.len() > RETIRING_MAX {
-            self.retiring[0].purge_all();
+    /// Sends away the clients of which this is true; the next submission makes new ones.
+    fn retire_if(&mut self, unwanted: impl Fn(&Client) -> bool) {
+        let current = self.current.take_if(|client| unwanted(client));
+        if current.is_some() {
+            self.begun.clear();
+        }
+        let apart = self.apart.take_if(|client| unwanted(client));
+        for client in current.into_iter().chain(apart) {
+            client.purge_queued();
+            self.retiring.push(client);
+            if self.retiring.len() > RETIRING_MAX {
+                self.retiring[0].purge_all();
+            }
         }
     }
 
@@ -190,15 +196,7 @@ impl Publisher for KafkaPublisher {
         }
         reports.extend(self.given_up.drain(..).map(|opaque| report_of(opaque, Err(PublishError::GivenUp))));
         self.send_apart(reports);
-        if self.current.as_ref().is_some_and(Client::is_broken) {
-            let broken = self.current.take();
-            self.begun.clear();
-            self.retire(broken);
-        }
-        if self.apart.as_ref().is_some_and(Client::is_broken) {
-            let broken = self.apart.take();
-            self.retire(broken);
-        }
+        self.retire_if(Client::is_broken);
         for done in self.retiring.extract_if(.., |client| client.outstanding == 0) {
             self.caretaker.close(Box::new(done));
         }
@@ -208,15 +206,7 @@ impl Publisher for KafkaPublisher {
         for client in &self.retiring {
             client.purge_queued();
         }
-        if self.current.as_ref().is_some_and(|client| client.outstanding > 0) {
-            let current = self.current.take();
-            self.begun.clear();
-            self.retire(current);
-        }
-        if self.apart.as_ref().is_some_and(|client| client.outstanding > 0) {
-            let apart = self.apart.take();
-            self.retire(apart);
-        }
+        self.retire_if(|client| client.outstanding > 0);
         if !self.suspects.is_empty() {
             self.given_up.extend(self.suspects.drain(..).map(|suspect| suspect.opaque));
             self.ring.ring();
