@@ -8,10 +8,13 @@ use crate::broken::{Rule, broken};
 
 use super::Relay;
 use super::flight::Flight;
-use super::ports::{Bell, Clock, Publisher, Store, Wait};
+use super::ports::{Bell, Clock, Publisher, Store, StoreError, Wait};
 
 /// Part of the shutdown time that is left for the last acknowledgement and the release.
 const RELEASE_RESERVE: Duration = Duration::from_millis(500);
+
+/// How often a last call is made if orders interrupt it.
+const ATTEMPTS: u32 = 3;
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Gives up what was not sent, waits a bounded time for what was, acknowledges it, then releases.
@@ -29,7 +32,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.bell.rest(Wait::Stopping, wait_until);
         }
         if !broken(Rule::RemoveBeforeStop)
-            && let Err(error) = self.acknowledge()
+            && let Err(error) = self.insist(Self::acknowledge)
         {
             warn!(detail = format!("{error}."), "could not remove acknowledged messages before stopping");
         }
@@ -45,10 +48,27 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             );
             return;
         }
-        let Some(ownership) = self.store.ownership() else { return };
-        match ownership.release(&self.previous) {
+        if self.store.ownership().is_none() {
+            return;
+        }
+        let release = |relay: &mut Self| match relay.store.ownership() {
+            Some(ownership) => ownership.release(&relay.previous),
+            None => Ok(()),
+        };
+        match self.insist(release) {
             Ok(()) => self.bell.call_peers(),
             Err(error) => warn!(detail = format!("{error}."), "could not release leases; they will expire"),
         }
+    }
+
+    /// An order that comes once more does not cut short what the first one has begun.
+    fn insist<T>(&mut self, work: impl Fn(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        for _ in 1..ATTEMPTS {
+            match work(self) {
+                Err(StoreError::Interrupted) => {}
+                done => return done,
+            }
+        }
+        work(self)
     }
 }

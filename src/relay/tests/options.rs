@@ -139,6 +139,20 @@ fn a_misconfigured_store_ends_the_relay_in_order() {
 }
 
 #[test]
+fn a_second_order_to_stop_cuts_short_neither_the_last_removal_nor_the_release() {
+    for verb in [Verb::Acknowledge, Verb::Release] {
+        let mut simulation = Simulation::new();
+        simulation.relay("a", at(0));
+        simulation.world.database.hinder(verb, at(5)..ms(5100), Hindrance::Interrupted { after: secs(1) });
+        simulation.at(ms(4990), |world| world.commit(0, [1], Ring::Bucket));
+        simulation.at(at(5), |world| world.order("a", Order::Stop));
+        let world = simulation.run(at(60));
+        assert!(world.database.is_empty(), "{verb:?}");
+        assert!(world.database.held_by("a").is_empty(), "{verb:?}");
+    }
+}
+
+#[test]
 fn the_buckets_of_the_last_acquisition_are_where_the_next_one_looks_first() {
     let mut simulation = Simulation::new();
     simulation.relay("a", at(0));
