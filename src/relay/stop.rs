@@ -48,15 +48,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             );
             return;
         }
-        if self.store.ownership().is_none() {
-            return;
-        }
-        let release = |relay: &mut Self| match relay.store.ownership() {
-            Some(ownership) => ownership.release(&relay.previous),
-            None => Ok(()),
-        };
-        match self.insist(release) {
-            Ok(()) => self.bell.call_peers(),
+        let released = self.insist(|relay| match relay.store.ownership() {
+            Some(ownership) => ownership.release(&relay.previous).map(|()| true),
+            None => Ok(false),
+        });
+        match released {
+            Ok(true) => self.bell.call_peers(),
+            Ok(false) => {}
             Err(error) => warn!(detail = format!("{error}."), "could not release leases; they will expire"),
         }
     }
