@@ -152,6 +152,31 @@ comment on column outbox.bucket_change.bucket_count is 'the bucket count until t
 comment on column outbox.bucket_change.changed_at is 'time of the change';
 comment on column outbox.bucket_change.changed_by is 'role that called outbox.set_bucket_count()';
 
+-- Topics --------------------------------------------------------------------------------------------------------------
+
+-- Seeded by nobody, as above.
+create table outbox.topic (
+    topic text collate "C" not null,
+    policy text collate "C" not null default 'park_key',
+    dead_letter_topic text collate "C",
+    max_attempts integer,
+    partitions integer,
+    paused_at timestamptz,
+    pause_reason text,
+    constraint topic_pkey primary key (topic),
+    constraint topic_policy_check check (policy in ('park_key', 'dead_letter', 'block')),
+    constraint topic_max_attempts_check check (max_attempts between 1 and 1000),
+    constraint topic_partitions_check check (partitions > 0)
+);
+comment on table outbox.topic is 'what an operator has said of a Kafka topic; a topic without a row goes by the defaults';
+comment on column outbox.topic.topic is 'Kafka topic';
+comment on column outbox.topic.policy is 'what becomes of a message that is refused for good: park_key (it and the later ones of its key wait), dead_letter (it is published to another topic), block (its bucket waits)';
+comment on column outbox.topic.dead_letter_topic is 'Kafka topic for what policy dead_letter takes out';
+comment on column outbox.topic.max_attempts is 'refusals after which the policy acts, 1 to 1000; null means outbox_relay.max_attempts';
+comment on column outbox.topic.partitions is 'number of partitions that the operator has declared: outbox.enqueue refuses an explicit partition at or above it; null means unknown';
+comment on column outbox.topic.paused_at is 'since when nothing of the topic is published, or null';
+comment on column outbox.topic.pause_reason is 'the reason that was given';
+
 -- Whether to publish --------------------------------------------------------------------------------------------------
 
 -- A copy of a database must not publish what the original publishes. So the first outbox.enqueue stamps the database, the
@@ -203,5 +228,6 @@ select pg_catalog.pg_extension_config_dump('outbox.message', '');
 select pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 select pg_catalog.pg_extension_config_dump('outbox.setting', '');
 select pg_catalog.pg_extension_config_dump('outbox.bucket_change', '');
+select pg_catalog.pg_extension_config_dump('outbox.topic', '');
 select pg_catalog.pg_extension_config_dump('outbox.skipped', '');
 select pg_catalog.pg_extension_config_dump('outbox.publishing', '');

@@ -20,6 +20,7 @@ select outbox.skip(bucket, id, 'for the test') from outbox.message where message
 -- There and back: what is above waits for what is below.
 select outbox.set_bucket_count(9);
 select outbox.set_bucket_count(7);
+insert into outbox.topic (topic, policy, max_attempts, partitions) values ('dump', 'block', 3, 12);
 insert into outbox.lease values (0, 'regress', 5, 'infinity');
 insert into outbox.relay (relay_id, pid) values ('regress', 1);
 insert into outbox.failure (bucket, id, attempts, error, next_try_at) values (0, 1, 1, 'error', now());
@@ -35,6 +36,7 @@ create database regress_plain;
 select :columns from outbox.message order by id;
 select * from outbox.setting;
 select fence_id, bucket_count, changed_by from outbox.bucket_change;
+select * from outbox.topic;
 select id, skipped_by, reason from outbox.skipped;
 select outbox.bucket_count();
 select last_value, is_called from outbox.message_id_seq;
@@ -64,6 +66,7 @@ create database regress_custom;
 select :columns from outbox.message order by id;
 select * from outbox.setting;
 select fence_id, bucket_count, changed_by from outbox.bucket_change;
+select * from outbox.topic;
 select id, skipped_by, reason from outbox.skipped;
 select last_value, is_called from outbox.message_id_seq;
 select (select count(*) from outbox.lease) as leases, (select count(*) from outbox.relay) as relays,

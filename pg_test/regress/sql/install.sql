@@ -33,6 +33,7 @@ alter extension outbox_relay set schema public;
 \d outbox.failure
 \d outbox.setting
 \d outbox.bucket_change
+\d outbox.topic
 \d outbox.skipped
 select format_type(seqtypid, null) as type, seqstart, seqincrement, seqcache, seqcycle
 from pg_sequence where seqrelid = 'outbox.message_id_seq'::regclass;
@@ -95,6 +96,15 @@ select outbox.bucket_count();
 insert into outbox.setting values ('bucket_count', '8');
 update outbox.setting set value = '1024';
 select outbox.bucket_count();
+
+-- What is said of a topic is checked too.
+insert into outbox.topic (topic, policy) values ('orders', 'drop');
+insert into outbox.topic (topic, max_attempts) values ('orders', 0);
+insert into outbox.topic (topic, max_attempts) values ('orders', 1001);
+insert into outbox.topic (topic, partitions) values ('orders', 0);
+insert into outbox.topic (topic, max_attempts, partitions) values ('orders', 1000, 1);
+insert into outbox.topic (topic) values ('orders');
+select * from outbox.topic;
 
 -- Nobody is warned when nothing is lost.
 drop extension outbox_relay;
