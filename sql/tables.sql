@@ -101,22 +101,27 @@ comment on column outbox.relay.stopped_at is 'set before a stopping relay frees 
 create table outbox.failure (
     bucket integer not null,
     id bigint not null,
+    kind text collate "C" not null default 'message',
     attempts integer not null,
     error text not null,
     first_failed_at timestamptz not null default pg_catalog.clock_timestamp(),
     last_failed_at timestamptz not null default pg_catalog.clock_timestamp(),
     next_try_at timestamptz not null,
-    constraint failure_pkey primary key (bucket, id)
+    parked_at timestamptz,
+    constraint failure_pkey primary key (bucket, id),
+    constraint failure_kind_check check (kind in ('message', 'topic'))
 ) with (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
 
-comment on table outbox.failure is 'messages at the head of their bucket that the broker refused, with the time of the next attempt';
+comment on table outbox.failure is 'messages that could not be published and that others wait behind, with the time of the next attempt';
 comment on column outbox.failure.bucket is 'bucket of the message';
 comment on column outbox.failure.id is 'id of the message in outbox.message';
-comment on column outbox.failure.attempts is 'refused attempts so far';
+comment on column outbox.failure.kind is 'what is at fault and so what waits: message (it is refused: it and the later ones of its key wait) or topic (the topic takes none now: all of it wait)';
+comment on column outbox.failure.attempts is 'attempts so far that failed; refused ones only, where the message is at fault';
 comment on column outbox.failure.error is 'what the Kafka client reported last';
-comment on column outbox.failure.first_failed_at is 'time of the first refusal';
-comment on column outbox.failure.last_failed_at is 'time of the latest refusal';
-comment on column outbox.failure.next_try_at is 'earliest time of the next attempt';
+comment on column outbox.failure.first_failed_at is 'time of the first failed attempt';
+comment on column outbox.failure.last_failed_at is 'time of the latest failed attempt';
+comment on column outbox.failure.next_try_at is 'earliest time of the next attempt, unless the message is parked';
+comment on column outbox.failure.parked_at is 'since when it is not tried any more, until an operator acts; null while it is tried';
 
 -- Settings of the database --------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ create extension outbox_relay;
 \set columns 'bucket, id, topic, partition, key, value, outbox.decode_headers(headers) as headers, message_id'
 select outbox.enqueue('skip', 'order-1', 'poison', '{"h": "v"}', 6, '00000000-0000-4000-8000-000000000001');
 select outbox.enqueue('skip', 'order-1', 'next', message_id => '00000000-0000-4000-8000-000000000002');
-insert into outbox.failure select bucket, id, 3, 'too large', now(), now(), 'infinity' from outbox.message;
+insert into outbox.failure (bucket, id, attempts, error, next_try_at)
+select bucket, id, 3, 'too large', 'infinity' from outbox.message;
 
 -- Which one, and why: both must be said.
 select outbox.skip(6, 1, null);

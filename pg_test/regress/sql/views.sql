@@ -59,7 +59,7 @@ from outbox.pg_stat_bucket where bucket between 3 and 5 order by bucket;
 delete from outbox.lease;
 
 -- A message that the broker refuses, with what is known of it.
-insert into outbox.failure
+insert into outbox.failure (bucket, id, attempts, error, first_failed_at, last_failed_at, next_try_at)
 select bucket, id, 3, 'Broker: Unknown topic or partition',
        '2026-01-01 00:00:00+00', '2026-01-01 00:01:00+00', '2026-01-01 00:02:00+00'
 from outbox.message where bucket = 3 order by id limit 1;
