@@ -5,6 +5,7 @@
 //! on threads of our own, which are started with all signals blocked so that none of the server's is taken by them.
 
 mod caretaker;
+mod errors;
 mod producer;
 mod report;
 mod ring;

@@ -9,6 +9,7 @@
 //! its own, and what is refused there is the culprit.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,8 @@ use rdkafka::bindings as rdsys;
 use rdkafka::client::ClientContext;
 use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedHeaders, Header, Message as _, OwnedHeaders};
+use rdkafka::message::{BorrowedHeaders, BorrowedMessage, Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext, PurgeConfig};
-use tracing::warn;
 
 use crate::headers::{self, MESSAGE_ID_HEADER};
 use crate::message::{Batch, Message};
@@ -27,6 +27,7 @@ use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
 
 use super::caretaker::{Caretaker, Lines};
 use super::client_config;
+use super::errors::{self, Class};
 use super::report::{self, Verdict};
 use super::ring::Ring;
 
@@ -274,9 +275,9 @@ impl Client {
             Err((error, record)) => {
                 let context = self.producer.context();
                 context.doubt(&error, record.topic);
-                match report::verdict(&error) {
+                match report::verdict(&error, None) {
                     Verdict::Row(error) => Sent::Refused(error),
-                    Verdict::Client(reason) => Sent::Refused(context.broke(reason, self.made_at)),
+                    Verdict::Client(reason) => Sent::Refused(self.broke(reason)),
                 }
             }
         }
@@ -300,12 +301,26 @@ impl Client {
             let outcome = match delivery {
                 Delivery::Appended => Ok(()),
                 Delivery::Supposed => Err(PublishError::GivenUp),
-                Delivery::Failed(error) => Err(match report::verdict(&error) {
-                    Verdict::Row(error) => error,
-                    Verdict::Client(reason) => self.producer.context().broke(reason, self.made_at),
-                }),
+                Delivery::Failed(Verdict::Row(error)) => Err(error),
+                Delivery::Failed(Verdict::Client(reason)) => Err(self.broke(reason)),
             };
             reports.push(report_of(opaque, outcome));
+        }
+    }
+
+    /// Notes that the client is beyond repair, and says what that means for the row that met it.
+    fn broke(&self, reason: String) -> PublishError {
+        // A fatal error stands for another one, which says more.
+        let (class, reason) = match self.producer.client().fatal_error() {
+            Some((code, words)) => (errors::class(code), errors::tell(code, Some(&words))),
+            None => (Class::Rebuild, reason),
+        };
+        self.producer.context().broke(&reason);
+        match class {
+            Class::Stop => report::publish_error(class, reason),
+            // One that breaks at once would be replaced without end: then the row waits before it is tried again.
+            _ if self.made_at.elapsed() < CLIENT_LIFE_MIN => report::publish_error(Class::Retry, reason),
+            _ => report::publish_error(Class::Rebuild, reason),
         }
     }
 
@@ -390,7 +405,16 @@ enum Delivery {
     /// The client takes it for appended without having been told so: a later request of the partition was accepted. That
     /// proves nothing while the broker does not know this producer there; a request that it had refused is lost then.
     Supposed,
-    Failed(KafkaError),
+    Failed(Verdict),
+}
+
+/// What the broker said of this very row, if anything.
+fn words(message: &BorrowedMessage<'_>) -> Option<String> {
+    // SAFETY: the message lives, and with it the text.
+    unsafe {
+        let text = rdsys::rd_kafka_message_produce_errstr(message.ptr());
+        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+    }
 }
 
 /// What the client calls, on the thread that polls it.
@@ -413,15 +437,13 @@ impl Callbacks {
         }
     }
 
-    /// Notes a fatal error and says what it means for the row that met it.
-    fn broke(&self, reason: String, made_at: Instant) -> PublishError {
+    /// Notes that the client is beyond repair. It is said with the client's own lines, which are thinned out.
+    fn broke(&self, reason: &str) {
         let mut broken = self.broken.lock().expect("no panic while it is held");
         if broken.is_none() {
-            warn!(detail = format!("{reason}."), "replacing a Kafka client that has failed for good");
-            *broken = Some(reason.clone());
+            self.lines.push(RDKafkaLogLevel::Error, "REPLACED", reason);
+            *broken = Some(reason.to_owned());
         }
-        // One that breaks at once would be replaced without end: then the row waits as if refused.
-        if made_at.elapsed() < CLIENT_LIFE_MIN { PublishError::Refused(reason) } else { PublishError::GivenUp }
     }
 }
 
@@ -458,7 +480,7 @@ impl ProducerContext for Callbacks {
             }
             Err((error, message)) => {
                 self.doubt(error, message.topic());
-                Delivery::Failed(error.clone())
+                Delivery::Failed(report::verdict(error, words(message).as_deref()))
             }
         };
         self.reports.lock().expect("no panic while it is held").push((opaque, delivery));

@@ -4,6 +4,8 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
 use crate::relay::ports::{FlightId, PublishError};
 
+use super::errors::{self, Blame, Class};
+
 /// What a failed row means for the client that reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -13,44 +15,43 @@ pub(super) enum Verdict {
     Client(String),
 }
 
-/// Classes an error. What was purged was never at fault; a fatal error ends the client; everything else is the row's.
-pub(super) fn verdict(error: &KafkaError) -> Verdict {
-    match error.rdkafka_error_code() {
+/// Classes an error by the table of [`errors`]. `words` is what the broker said of this very row.
+pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
+    let Some(code) = error.rdkafka_error_code() else {
+        return Verdict::Row(PublishError::Refused(error.to_string()));
+    };
+    if matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) {
         // Purged in flight: whether the broker has it is not known, so it is sent again; the id tells the copies apart.
-        Some(RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) => Verdict::Row(PublishError::GivenUp),
-        Some(RDKafkaErrorCode::Fatal) => Verdict::Client(error.to_string()),
-        Some(code) => Verdict::Row(PublishError::Refused(code.to_string())),
-        None => Verdict::Row(PublishError::Refused(error.to_string())),
+        return Verdict::Row(PublishError::GivenUp);
+    }
+    if errors::blame(code) == Blame::Neighbour {
+        return Verdict::Row(PublishError::GivenUp);
+    }
+    let told = errors::tell(code, words);
+    match errors::class(code) {
+        Class::Rebuild => Verdict::Client(told),
+        class => Verdict::Row(publish_error(class, told)),
     }
 }
 
-/// Whether the broker refused a whole request for the sake of one of its rows, without saying which.
+/// What the relay is told of an error of this class. One that the client is rebuilt for is not the row's.
+pub(super) fn publish_error(class: Class, told: String) -> PublishError {
+    match class {
+        Class::Rebuild => PublishError::GivenUp,
+        Class::Retry | Class::BackOffTopic | Class::Park | Class::Stop => PublishError::Refused(told),
+    }
+}
+
+/// Whether the broker refused a whole request for the sake of one of its rows, and it is not sure which.
 pub(super) fn blames_all(error: &KafkaError) -> bool {
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            RDKafkaErrorCode::MessageSizeTooLarge
-                | RDKafkaErrorCode::MessageBatchTooLarge
-                | RDKafkaErrorCode::InvalidRecord
-                | RDKafkaErrorCode::InvalidDifferentRecord
-                | RDKafkaErrorCode::InvalidTimestamp
-                | RDKafkaErrorCode::UnsupportedForMessageFormat
-                | RDKafkaErrorCode::PolicyViolation
-        )
-    )
+    error.rdkafka_error_code().is_some_and(|code| errors::blame(code) == Blame::Request)
 }
 
 /// Whether the client's picture of the topic may be out of date: it would ask by itself only after a minute.
 pub(super) fn doubts_topic(error: &KafkaError) -> bool {
-    matches!(
-        error.rdkafka_error_code(),
-        Some(
-            RDKafkaErrorCode::UnknownTopic
-                | RDKafkaErrorCode::UnknownTopicOrPartition
-                | RDKafkaErrorCode::UnknownPartition
-                | RDKafkaErrorCode::TopicAuthorizationFailed
-        )
-    )
+    error
+        .rdkafka_error_code()
+        .is_some_and(|code| code == RDKafkaErrorCode::UnknownPartition || errors::class(code) == Class::BackOffTopic)
 }
 
 /// Packs flight and row into the opaque of a record, which costs no allocation.
@@ -68,6 +69,10 @@ pub(super) fn unpack(opaque: usize) -> (FlightId, u32) {
 mod tests {
     use super::*;
 
+    fn verdict_of(code: RDKafkaErrorCode) -> Verdict {
+        verdict(&KafkaError::MessageProduction(code), None)
+    }
+
     #[test]
     fn an_opaque_names_flight_and_row() {
         for pair in [(0, 0), (1, 2), (u32::MAX, u32::MAX)] {
@@ -78,22 +83,38 @@ mod tests {
     #[test]
     fn what_was_purged_is_no_fault_of_the_row() {
         for code in [RDKafkaErrorCode::PurgeQueue, RDKafkaErrorCode::PurgeInflight] {
-            assert_eq!(verdict(&KafkaError::MessageProduction(code)), Verdict::Row(PublishError::GivenUp));
+            assert_eq!(verdict_of(code), Verdict::Row(PublishError::GivenUp));
         }
     }
 
     #[test]
-    fn a_request_refused_for_one_row_blames_all() {
-        assert!(blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge)));
-        assert!(blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::InvalidDifferentRecord)));
-        assert!(!blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::UnknownTopic)));
-        assert!(!blames_all(&KafkaError::MessageProduction(RDKafkaErrorCode::PurgeQueue)));
+    fn a_row_beside_an_invalid_one_is_sent_again_without_blame() {
+        assert_eq!(verdict_of(RDKafkaErrorCode::InvalidDifferentRecord), Verdict::Row(PublishError::GivenUp));
+    }
+
+    #[test]
+    fn a_request_refused_for_one_row_blames_all_unless_the_row_is_named() {
+        let blames_all = |code| blames_all(&KafkaError::MessageProduction(code));
+        assert!(blames_all(RDKafkaErrorCode::MessageSizeTooLarge));
+        assert!(!blames_all(RDKafkaErrorCode::InvalidDifferentRecord));
+        assert!(!blames_all(RDKafkaErrorCode::UnknownTopic));
+        assert!(!blames_all(RDKafkaErrorCode::PurgeQueue));
     }
 
     #[test]
     fn a_fatal_error_ends_the_client_and_others_concern_the_row() {
-        assert!(matches!(verdict(&KafkaError::MessageProduction(RDKafkaErrorCode::Fatal)), Verdict::Client(_)));
-        let too_large = verdict(&KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge));
-        assert!(matches!(too_large, Verdict::Row(PublishError::Refused(text)) if text.contains("MessageSizeTooLarge")));
+        assert!(matches!(verdict_of(RDKafkaErrorCode::Fatal), Verdict::Client(_)));
+        assert!(matches!(verdict_of(RDKafkaErrorCode::OutOfOrderSequenceNumber), Verdict::Client(_)));
+        let too_large = verdict_of(RDKafkaErrorCode::MessageSizeTooLarge);
+        assert!(matches!(too_large, Verdict::Row(PublishError::Refused(text)) if text.contains("MSG_SIZE_TOO_LARGE")));
+    }
+
+    #[test]
+    fn a_topic_that_cannot_take_messages_is_looked_at_anew() {
+        let doubts_topic = |code| doubts_topic(&KafkaError::MessageProduction(code));
+        assert!(doubts_topic(RDKafkaErrorCode::UnknownTopic));
+        assert!(doubts_topic(RDKafkaErrorCode::UnknownPartition));
+        assert!(doubts_topic(RDKafkaErrorCode::TopicAuthorizationFailed));
+        assert!(!doubts_topic(RDKafkaErrorCode::MessageSizeTooLarge));
     }
 }
