@@ -46,8 +46,12 @@ pub enum Rule {
     OneBatchABucket,
     /// What is in flight is bounded.
     Window,
-    /// Rows are removed up to the first that was not acknowledged.
+    /// Of every unit rows are removed up to the first that was not acknowledged.
     PrefixOnly,
+    /// What was acknowledged is removed, whatever became of other units in its batch.
+    UnitsAreIndependent,
+    /// What a refused row holds up is passed over.
+    HeldRowsWait,
     /// What was not removed is read again.
     PositionStepsBack,
     /// A bell with a lower id steps the position back.
@@ -56,8 +60,10 @@ pub enum Rule {
     UnknownBells,
     /// Now and then buckets are looked at without a bell.
     SafetyRescan,
-    /// A refused row is tried alone.
-    HeadOnlyRetry,
+    /// A refused row is tried again only when what is in front of it has landed.
+    RetriesInOrder,
+    /// A row in front of a refused one waits while that is on its way.
+    RetriesAreNotCrossed,
     /// What was called back is not overtaken by its own followers.
     NoOvertaking,
     /// Shares differ by at most one.

@@ -22,6 +22,12 @@ impl Time {
     pub fn since(self, earlier: Time) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
+
+    /// The moment so long before this one, or the clock's zero if that is later.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Time {
+        Time(self.0.saturating_sub(duration))
+    }
 }
 
 impl Add<Duration> for Time {

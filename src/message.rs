@@ -193,6 +193,28 @@ impl Batch {
         self.rows[..len].iter().map(|row| size(row.key) + size(row.value) + size(row.headers)).sum()
     }
 
+    /// Keeps the rows of which this is true, in their order, and says how many it dropped.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Message<'_>) -> bool) -> usize {
+        let before = self.rows.len();
+        let mut kept = 0;
+        for index in 0..before {
+            if keep(&self.message(index)) {
+                self.rows.swap(kept, index);
+                kept += 1;
+            }
+        }
+        self.rows.truncate(kept);
+        before - kept
+    }
+
+    /// A batch of the rows at these ascending indices.
+    #[must_use]
+    pub fn select(&self, indices: &[usize]) -> Batch {
+        let mut selected = Batch::default();
+        indices.iter().for_each(|index| selected.push(&self.message(*index)));
+        selected
+    }
+
     /// Drops the rows behind the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.rows.truncate(len);
@@ -266,6 +288,10 @@ mod tests {
         assert_eq!([batch.message(0), batch.message(1), batch.message(2)], [null, empty, full]);
         assert_eq!(batch.ids(2).collect::<Vec<_>>(), [3, 7]);
         assert_eq!((batch.len(), batch.last_id(), batch.payload_bytes(3)), (3, Some(9), 4));
+        assert_eq!(batch.select(&[0, 2]).ids(2).collect::<Vec<_>>(), [3, 9]);
+        assert_eq!(batch.retain(|message| message.id != 7), 1);
+        assert_eq!([batch.message(0), batch.message(1)], [null, full]);
+        assert_eq!(batch.len(), 2);
         batch.clear(0);
         assert!(batch.is_empty());
     }

@@ -1,56 +1,94 @@
-//! Which part of a batch may be acknowledged.
+//! Which rows of a batch may be removed.
 //!
-//! Reason: rows leave the table front to back, so that what is left is always a tail in order. A row whose follower was
-//! acknowledged but which itself failed must be published again before anything behind it is removed.
+//! Reason: a row that failed is published again, and what comes behind it in its unit of order ([`crate::order`]) has to
+//! follow it once more, or a consumer would be left with the older message as the last. So the rows of a unit leave the
+//! table front to back, and what is left of it is always a tail in order. Units have nothing to do with each other.
 //!
-//! Rule: the acknowledged prefix ends at the first row that is not acknowledged. The first failed row freezes it: later
-//! acknowledgements never extend it past that row.
+//! Rule: of every unit the rows up to the first that is not acknowledged. Mostly that is the whole batch, so the prefix
+//! without a gap, which needs no look at the units, is known at any time.
+
+use std::collections::BTreeSet;
 
 use crate::broken::{Rule, broken};
 
 /// Outcomes of one batch as they come in, in any order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prefix<E> {
-    acknowledged: Vec<bool>,
+pub struct Prefix {
+    rows: Vec<Outcome>,
     len: usize,
     reported: usize,
-    first_error: Option<(usize, E)>,
 }
 
-impl<E> Prefix<E> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Unknown,
+    Acknowledged,
+    Failed,
+}
+
+impl Prefix {
     /// A batch of `rows` rows of which nothing is known yet.
     #[must_use]
     pub fn new(rows: usize) -> Self {
-        Self { acknowledged: vec![false; rows], len: 0, reported: 0, first_error: None }
+        Self { rows: vec![Outcome::Unknown; rows], len: 0, reported: 0 }
     }
 
     /// The broker acknowledged the row at `index`.
     pub fn acknowledge(&mut self, index: usize) {
-        debug_assert!(!self.acknowledged[index], "one report a row");
-        self.acknowledged[index] = true;
-        self.reported += 1;
-        if broken(Rule::PrefixOnly) {
-            self.len += 1;
-            return;
-        }
-        while self.len < self.acknowledged.len() && self.acknowledged[self.len] {
+        self.settle(index, Outcome::Acknowledged);
+        while self.rows.get(self.len) == Some(&Outcome::Acknowledged) {
             self.len += 1;
         }
     }
 
     /// The row at `index` failed, or was given up before it was sent.
-    pub fn fail(&mut self, index: usize, error: E) {
-        debug_assert!(!self.acknowledged[index], "one report a row");
+    pub fn fail(&mut self, index: usize) {
+        self.settle(index, Outcome::Failed);
+    }
+
+    fn settle(&mut self, index: usize, outcome: Outcome) {
+        debug_assert_eq!(self.rows[index], Outcome::Unknown, "one report a row");
+        self.rows[index] = outcome;
         self.reported += 1;
-        if self.first_error.as_ref().is_none_or(|(first, _)| index < *first) {
-            self.first_error = Some((index, error));
-        }
     }
 
     /// Number of rows at the front that the broker acknowledged without a gap.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether the row at `index` was acknowledged.
+    #[must_use]
+    pub fn has(&self, index: usize) -> bool {
+        self.rows[index] == Outcome::Acknowledged
+    }
+
+    /// Whether the row at `index` has an outcome.
+    #[must_use]
+    pub fn is_reported(&self, index: usize) -> bool {
+        self.rows[index] != Outcome::Unknown
+    }
+
+    /// Whether there are acknowledged rows behind the prefix.
+    #[must_use]
+    pub fn has_gap(&self) -> bool {
+        self.rows[self.len..].contains(&Outcome::Acknowledged)
+    }
+
+    /// The indices of the rows that may be removed: in every unit those in front of the first that is not acknowledged.
+    pub fn removable<U: Ord>(&self, unit: impl Fn(usize) -> U) -> Vec<usize> {
+        let mut waiting = BTreeSet::new();
+        let mut removable: Vec<usize> = (0..self.len).collect();
+        for index in self.len..self.rows.len() {
+            let unit = unit(index);
+            if !self.has(index) {
+                waiting.insert(unit);
+            } else if !waiting.contains(&unit) || broken(Rule::PrefixOnly) {
+                removable.push(index);
+            }
+        }
+        removable
     }
 
     /// Whether no row at the front is acknowledged.
@@ -64,24 +102,19 @@ impl<E> Prefix<E> {
     pub fn reported(&self) -> usize {
         self.reported
     }
-
-    /// The first row without success, by position, and why.
-    #[must_use]
-    pub fn first_error(&self) -> Option<&(usize, E)> {
-        self.first_error.as_ref()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settle(rows: usize, outcomes: &[(usize, Result<(), &'static str>)]) -> Prefix<&'static str> {
+    fn settle(rows: usize, outcomes: &[(usize, bool)]) -> Prefix {
         let mut prefix = Prefix::new(rows);
-        for (index, outcome) in outcomes {
-            match outcome {
-                Ok(()) => prefix.acknowledge(*index),
-                Err(error) => prefix.fail(*index, *error),
+        for (index, acknowledged) in outcomes {
+            if *acknowledged {
+                prefix.acknowledge(*index);
+            } else {
+                prefix.fail(*index);
             }
         }
         prefix
@@ -89,33 +122,42 @@ mod tests {
 
     #[test]
     fn all_acknowledged_is_the_whole_batch() {
-        let prefix = settle(3, &[(2, Ok(())), (0, Ok(())), (1, Ok(()))]);
-        assert_eq!((prefix.len(), prefix.reported()), (3, 3));
-        assert_eq!(prefix.first_error(), None);
+        let prefix = settle(3, &[(2, true), (0, true), (1, true)]);
+        assert_eq!((prefix.len(), prefix.reported(), prefix.has_gap()), (3, 3, false));
     }
 
     #[test]
     fn first_failure_means_nothing() {
-        let prefix = settle(3, &[(0, Err("no")), (1, Ok(())), (2, Ok(()))]);
-        assert!(prefix.is_empty());
-        assert_eq!(prefix.first_error(), Some(&(0, "no")));
+        let prefix = settle(3, &[(0, false), (1, true), (2, true)]);
+        assert!(prefix.is_empty() && prefix.has_gap());
+        assert_eq!(prefix.removable(|_| "the same"), [] as [usize; 0]);
     }
 
     #[test]
     fn a_failure_freezes_the_prefix() {
-        let prefix = settle(4, &[(3, Ok(())), (2, Err("later")), (0, Ok(())), (1, Err("earlier"))]);
+        let prefix = settle(4, &[(3, true), (2, false), (0, true), (1, false)]);
         assert_eq!(prefix.len(), 1);
-        assert_eq!(prefix.first_error(), Some(&(1, "earlier")));
+        assert_eq!(prefix.removable(|_| "the same"), [0]);
     }
 
     #[test]
     fn a_row_without_report_ends_the_prefix() {
-        let prefix = settle(3, &[(0, Ok(())), (2, Ok(()))]);
+        let prefix = settle(3, &[(0, true), (2, true)]);
         assert_eq!((prefix.len(), prefix.reported()), (1, 2));
+        assert_eq!(prefix.removable(|_| "the same"), [0]);
+    }
+
+    #[test]
+    fn a_failure_keeps_later_rows_of_its_unit_only() {
+        let unit = |index: usize| ["a", "b", "a", "b", "c", "a"][index];
+        let prefix = settle(6, &[(0, true), (1, false), (2, true), (3, true), (4, false), (5, true)]);
+        assert_eq!(prefix.removable(unit), [0, 2, 5]);
+        let prefix = settle(6, &[(0, false), (1, true), (2, true), (3, true), (4, true), (5, false)]);
+        assert_eq!(prefix.removable(unit), [1, 3, 4]);
     }
 
     #[test]
     fn an_empty_batch_is_empty() {
-        assert!(Prefix::<()>::new(0).is_empty());
+        assert!(Prefix::new(0).is_empty());
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::lease::LeaseTimes;
+use crate::policy::Patience;
 use crate::window;
 
 /// Most relays of one database.
@@ -21,6 +22,8 @@ pub struct Settings {
     pub batch_bytes: usize,
     /// What may be in flight at a time.
     pub window: window::Size,
+    /// What a message that is refused for good gets before its topic's policy acts.
+    pub patience: Patience,
     /// How often buckets are looked at without a bell.
     pub poll_interval: Duration,
     /// First wait after a failure.
@@ -95,6 +98,7 @@ impl Default for Settings {
             batch_size: 5000,
             batch_bytes: 4 << 20,
             window: window::Size::default(),
+            patience: Patience::default(),
             poll_interval: Duration::from_secs(10),
             error_backoff: Duration::from_secs(1),
             shutdown_timeout: Duration::from_secs(3),

@@ -1,3 +1,4 @@
+-- Of messages that were published.
 delete from outbox.failure
 where bucket = $1
-  and id <= $2
+  and id = any ($2)

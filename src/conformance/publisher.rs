@@ -515,7 +515,7 @@ fn require_acknowledged(outcomes: &[Result<(), PublishError>]) -> Outcome {
 /// Row `index` is refused and every other row is either acknowledged or given up, and can be read accordingly.
 fn require_blame_of(index: usize, fixture: &mut dyn PublisherFixture, batch: &Batch) -> Outcome {
     let outcomes = publish(fixture, 1, batch)?;
-    let refused = |outcome: &Result<(), PublishError>| matches!(outcome, Err(PublishError::Refused(_)));
+    let refused = |outcome: &Result<(), PublishError>| matches!(outcome, Err(error) if *error != PublishError::GivenUp);
     let blamed: Vec<usize> = (0..).zip(&outcomes).filter(|(_, outcome)| refused(outcome)).map(|(row, _)| row).collect();
     ensure!(blamed == [index], "row {index} is at fault, blamed are {blamed:?}");
     let acknowledged: Vec<usize> =

@@ -112,7 +112,7 @@ impl KafkaPublisher {
             Some(client) => Ok(client),
             place => Client::new(&self.properties, &self.ring, self.caretaker.lines(), requests)
                 .map(|client| place.insert(client))
-                .map_err(PublishError::Refused),
+                .map_err(PublishError::Misconfigured),
         }
     }
 
@@ -255,7 +255,7 @@ impl Client {
     fn send(&mut self, opaque: usize, message: &Message<'_>) -> Sent {
         let headers = match record_headers(message) {
             Ok(headers) => headers,
-            Err(error) => return Sent::Refused(PublishError::Refused(error.to_string())),
+            Err(error) => return Sent::Refused(PublishError::Invalid(error.to_string())),
         };
         let mut record: BaseRecord<'_, [u8], [u8], usize> =
             BaseRecord::with_opaque_to(message.topic, opaque).headers(headers);

@@ -18,7 +18,7 @@ pub(super) enum Verdict {
 /// Classes an error by the table of [`errors`]. `words` is what the broker said of this very row.
 pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
     let Some(code) = error.rdkafka_error_code() else {
-        return Verdict::Row(PublishError::Refused(error.to_string()));
+        return Verdict::Row(PublishError::Transient(error.to_string()));
     };
     if matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) {
         // Purged in flight: whether the broker has it is not known, so it is sent again; the id tells the copies apart.
@@ -38,7 +38,10 @@ pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
 pub(super) fn publish_error(class: Class, told: String) -> PublishError {
     match class {
         Class::Rebuild => PublishError::GivenUp,
-        Class::Retry | Class::BackOffTopic | Class::Park | Class::Stop => PublishError::Refused(told),
+        Class::Retry => PublishError::Transient(told),
+        Class::BackOffTopic => PublishError::Topic(told),
+        Class::Park => PublishError::Invalid(told),
+        Class::Stop => PublishError::Misconfigured(told),
     }
 }
 
@@ -106,7 +109,7 @@ mod tests {
         assert!(matches!(verdict_of(RDKafkaErrorCode::Fatal), Verdict::Client(_)));
         assert!(matches!(verdict_of(RDKafkaErrorCode::OutOfOrderSequenceNumber), Verdict::Client(_)));
         let too_large = verdict_of(RDKafkaErrorCode::MessageSizeTooLarge);
-        assert!(matches!(too_large, Verdict::Row(PublishError::Refused(text)) if text.contains("MSG_SIZE_TOO_LARGE")));
+        assert!(matches!(too_large, Verdict::Row(PublishError::Invalid(text)) if text.contains("MSG_SIZE_TOO_LARGE")));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, pg_guard, pg_sys};
 
 use crate::kafka;
 use crate::lease::LeaseTimes;
+use crate::policy::Patience;
 use crate::properties::{self, Properties, PropertiesError};
 use crate::settings::{Settings, WORKERS_MAX};
 use crate::window;
@@ -23,6 +24,8 @@ static BATCH_BYTES: GucSetting<i32> = GucSetting::<i32>::new(4 << 20);
 static POLL_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static ERROR_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_MESSAGE_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
+static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(5);
+static PARK_PATIENCE: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static SHUTDOWN_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(3_000);
 static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(8);
 
@@ -140,6 +143,22 @@ pub fn define() {
         GucFlags::UNIT_BYTE,
     );
     int(
+        c"outbox_relay.max_attempts",
+        c"Number of times that a message must be refused for good before its topic's policy acts.",
+        c"Failures that are not the message's own, such as an outage, do not count. outbox.set_topic can name another number for a topic.",
+        &MAX_ATTEMPTS,
+        (1, 1_000),
+        GucFlags::default(),
+    );
+    int(
+        c"outbox_relay.park_patience",
+        c"Time that must have passed since a message was first refused before its topic's policy acts.",
+        c"Within it the cause can be cured, and the message goes on by itself.",
+        &PARK_PATIENCE,
+        (0, 86_400_000),
+        GucFlags::UNIT_MS,
+    );
+    int(
         c"outbox_relay.shutdown_timeout",
         c"Longest time that a stopping relay waits for Kafka.",
         c"",
@@ -180,6 +199,7 @@ pub fn settings() -> Settings {
         batch_size: positive(&BATCH_SIZE),
         batch_bytes: positive(&BATCH_BYTES),
         window: window::Size::default(),
+        patience: Patience { max_attempts: positive(&MAX_ATTEMPTS) as u32, park_patience: millis(&PARK_PATIENCE) },
         poll_interval: millis(&POLL_INTERVAL),
         error_backoff: millis(&ERROR_BACKOFF),
         shutdown_timeout: millis(&SHUTDOWN_TIMEOUT),

@@ -12,9 +12,12 @@ use tracing::{debug, warn};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::{self, Lease, LeaseRow};
-use crate::message::Batch;
+use crate::message::{Batch, Message};
+use crate::order::Unit;
+use crate::policy::{Policy, TopicRule};
 use crate::relay::ports::{
     Acknowledged, Acquired, Clock as _, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    TopicRules,
 };
 use crate::repeats::{self, Repeats};
 
@@ -68,9 +71,10 @@ statements! {
     acknowledge_range(INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
     acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
     holds_lease(INT4OID, TEXTOID, INT8OID),
-    note_failure(INT4OID, INT8OID, INT4OID, TEXTOID, FLOAT8OID),
-    end_failures(INT4OID, INT8OID),
+    note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID),
+    end_failures(INT4OID, INT8ARRAYOID),
     failures(INT4ARRAYOID),
+    topic_rules(),
     drop_stale_failures(INT4ARRAYOID),
     stop_relay(TEXTOID),
     release_leases(TEXTOID),
@@ -374,6 +378,10 @@ impl Store for PgStore {
     fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
         Some(self)
     }
+
+    fn topic_rules(&mut self) -> Option<&mut dyn TopicRules> {
+        Some(self)
+    }
 }
 
 impl Renewal for PgStore {
@@ -400,17 +408,22 @@ impl Renewal for PgStore {
 }
 
 impl FailureNotes for PgStore {
-    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
-        self.slot.note_error(&failure.error, now());
-        self.must(c"noting a failure", |session| {
-            let args = [
-                arg(failure.bucket as i32),
-                arg(failure.id),
-                arg(i32::try_from(failure.attempts).unwrap_or(i32::MAX)),
-                arg(failure.error.as_str()),
-                arg(failure.wait.as_secs_f64()),
-            ];
-            self.statements.note_failure.run(session, &args);
+    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
+        if let Some(latest) = failures.last() {
+            self.slot.note_error(&latest.error, now());
+        }
+        self.must(c"noting failures", |session| {
+            for failure in failures {
+                let args = [
+                    arg(failure.bucket as i32),
+                    arg(failure.id),
+                    arg(if failure.unit.is_topic() { "topic" } else { "message" }),
+                    arg(i32::try_from(failure.attempts).unwrap_or(i32::MAX)),
+                    arg(failure.error.as_str()),
+                    arg(failure.wait.map(|wait| wait.as_secs_f64())),
+                ];
+                self.statements.note_failure.run(session, &args);
+            }
             Ok(())
         })
     }
@@ -418,13 +431,52 @@ impl FailureNotes for PgStore {
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
         self.must(c"reading failures", |session| {
             self.statements.drop_stale_failures.run(session, &[arg(ints(buckets))]);
-            Ok(self.statements.failures.rows(session, &[arg(ints(buckets))], |row| Failure {
-                bucket: row.must::<i32>(1) as u32,
-                id: row.must(2),
-                attempts: row.must::<i32>(3) as u32,
-                error: row.must(4),
-                wait: Duration::from_secs_f64(row.must::<f64>(5).clamp(0.0, 86_400.0)),
+            Ok(self.statements.failures.rows(session, &[arg(ints(buckets))], |row| {
+                let topic = row.must::<String>(4);
+                let key = row.get::<Vec<u8>>(6);
+                let message = Message {
+                    id: row.must(2),
+                    topic: &topic,
+                    partition: row.get(5),
+                    key: key.as_deref(),
+                    value: None,
+                    headers: None,
+                    message_id: [0; 16],
+                    handle: &[],
+                };
+                let unit = if row.must(3) { Unit::topic(&topic) } else { Unit::of(&message) };
+                Failure {
+                    bucket: row.must::<i32>(1) as u32,
+                    id: message.id,
+                    unit: unit.into_owned(),
+                    attempts: row.must::<i32>(7) as u32,
+                    error: row.must(8),
+                    failing_for: seconds(row.must(9)),
+                    wait: row.get(10).map(seconds),
+                }
             }))
+        })
+    }
+}
+
+/// Seconds of the database's clock, which may have been set meanwhile.
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 100.0 * 365.0 * 86_400.0))
+}
+
+impl TopicRules for PgStore {
+    fn topic_rules(&mut self) -> Result<BTreeMap<String, TopicRule>, StoreError> {
+        self.must(c"reading the rules of topics", |session| {
+            let rules = self.statements.topic_rules.rows(session, &[], |row| {
+                let policy = match row.must::<String>(2).as_str() {
+                    "dead_letter" => row.get::<String>(3).map_or(Policy::ParkKey, Policy::DeadLetter),
+                    "block" => Policy::Block,
+                    _ => Policy::ParkKey,
+                };
+                let max_attempts = row.get::<i32>(4).map(|attempts| attempts.max(1) as u32);
+                (row.must(1), TopicRule { policy, max_attempts, paused: row.must(5) })
+            });
+            Ok(rules.into_iter().collect())
         })
     }
 }
@@ -507,7 +559,7 @@ impl PgStore {
 
     fn end_failures(&self, session: &Session, one: &Acknowledged<'_>) {
         if one.ends_failure {
-            let args = [arg(one.lease.bucket as i32), arg(one.batch.id(one.len - 1))];
+            let args = [arg(one.lease.bucket as i32), arg(one.batch.ids(one.len).collect::<Vec<i64>>())];
             self.statements.end_failures.run(session, &args);
         }
     }

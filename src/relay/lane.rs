@@ -3,11 +3,20 @@
 //! Reason for the position: reading from it passes over the dead rows of what was removed. It is a hint: a bell with a lower
 //! id, an unknown bell and the safety rescan step it back, so a late commit costs time, never a message.
 
+use std::collections::BTreeSet;
+use std::mem;
+use std::time::Duration;
+
 use crate::broken::{Rule, broken};
 use crate::clock::Time;
 use crate::lease::Lease;
+use crate::message::Batch;
 
-use super::ports::FlightId;
+use super::holds::{Hold, Holds};
+use super::ports::{Failure, FlightId};
+
+/// Rows that a look at the whole bucket may pass over at the usual pace; so many more, so much later the next look.
+const PASSED_OVER: usize = 100_000;
 
 /// One bucket of the relay.
 #[derive(Debug)]
@@ -15,30 +24,41 @@ pub(super) struct Lane {
     pub lease: Lease,
     /// To be handed back as soon as nothing is in flight; starts nothing any more.
     pub leaving: bool,
-    /// The batch in flight: one at a time, or rows could overtake each other.
-    pub flight: Option<FlightId>,
-    /// The refused first message, which is tried alone.
-    pub failing: Option<Failing>,
+    /// The batch in flight, and its first row: one at a time, or rows could overtake each other.
+    pub flight: Option<(FlightId, i64)>,
+    /// What is still out from when the bucket was held before. Nothing is started until all of it has landed.
+    pub before: BTreeSet<FlightId>,
+    /// What refused rows hold up; each first row may be in flight on its own.
+    pub holds: Holds,
     /// Reading failed so many times in a row, and is not tried again before this.
     pub unreadable: Option<(u32, Time)>,
     /// There may be rows above the position.
     ready: bool,
-    /// Rows up to this id were read, and are removed or in flight.
+    /// Rows up to this id were read, and are removed, in flight or held.
     position: i64,
-}
-
-/// The state of a refused message at the head of its bucket, keyed by that message.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Failing {
-    pub id: i64,
-    pub attempts: u32,
-    pub retry_at: Time,
+    /// Rows passed over since the last look at the whole bucket for safety's sake, when the next may come, and up to where
+    /// the last one has to get first.
+    passed_over: usize,
+    rescan_at: Option<Time>,
+    rescan_to: i64,
 }
 
 impl Lane {
-    /// A bucket just gained: nothing is known of it, and an earlier flight of it may still be out.
-    pub fn new(lease: Lease, flight: Option<FlightId>) -> Self {
-        Self { lease, leaving: false, flight, failing: None, unreadable: None, ready: true, position: 0 }
+    /// A bucket just gained: nothing is known of it, and earlier flights of it may still be out.
+    pub fn new(lease: Lease, before: BTreeSet<FlightId>) -> Self {
+        Self {
+            lease,
+            leaving: false,
+            flight: None,
+            before,
+            holds: Holds::default(),
+            unreadable: None,
+            ready: true,
+            position: 0,
+            passed_over: 0,
+            rescan_at: None,
+            rescan_to: 0,
+        }
     }
 
     /// A row with this id was committed.
@@ -46,91 +66,170 @@ impl Lane {
         if broken(Rule::LateCommits) {
             self.ready = true;
         } else {
-            self.step_back(id.saturating_sub(1));
+            self.read_again_from(id);
         }
     }
 
     /// Rows may have been committed anywhere.
     pub fn rescan(&mut self) {
-        self.step_back(0);
+        self.read_again_from(1);
     }
 
-    fn step_back(&mut self, position: i64) {
-        self.position = self.position.min(position);
+    /// The same for safety's sake only: not before the last one has been done, and where very many rows are held not each time.
+    pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) {
+        let under_way = self.ready && self.position < self.rescan_to;
+        if under_way || self.rescan_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.rescan_to = self.position;
+        let held = (self.passed_over / PASSED_OVER).min(1000) as u32;
+        self.rescan_at = (held > 0).then(|| now + interval * held);
+        self.passed_over = 0;
+        self.rescan();
+    }
+
+    /// What has this id, or one above it, is read again.
+    pub fn read_again_from(&mut self, id: i64) {
+        self.position = self.position.min(id.saturating_sub(1));
         self.ready = true;
     }
 
     /// Whether a batch may be started now.
     pub fn can_start(&self, now: Time) -> bool {
-        self.is_open() && self.waits_until().is_none_or(|until| until <= now)
+        self.may_read(now) && self.is_open()
     }
 
-    /// When a batch may be started, if only time stands in the way.
-    pub fn waits_until(&self) -> Option<Time> {
-        if !self.is_open() {
-            return None;
-        }
-        let refused = self.failing.filter(|failing| self.is_next(*failing)).map(|failing| failing.retry_at);
-        refused.max(self.unreadable.map(|(_, until)| until))
+    fn may_read(&self, now: Time) -> bool {
+        self.unreadable.is_none_or(|(_, until)| until <= now)
+    }
+
+    fn is_quiet(&self) -> bool {
+        (self.flight.is_none() && self.before.is_empty()) || broken(Rule::OneBatchABucket)
     }
 
     fn is_open(&self) -> bool {
-        self.ready && !self.leaving && (self.flight.is_none() || broken(Rule::OneBatchABucket))
+        let blocked = self.holds.blocked_from().is_some_and(|first| self.position >= first - 1);
+        self.ready && !self.leaving && !blocked && self.is_quiet()
     }
 
-    /// Whether there is nothing in front of the refused row any more.
-    fn is_next(&self, failing: Failing) -> bool {
-        self.position >= failing.id - 1
+    /// Whether nothing of the bucket is in flight.
+    pub fn has_landed(&self) -> bool {
+        self.flight.is_none() && self.before.is_empty() && self.holds.iter().all(|(_, hold)| hold.flight.is_none())
     }
 
-    /// How many rows to read: of a refused one that is next, that one alone.
-    pub fn rows(&self, batch_size: usize) -> usize {
-        let alone = self.failing.is_some_and(|failing| self.is_next(failing)) && !broken(Rule::HeadOnlyRetry);
-        if alone { 1 } else { batch_size }
+    /// The refused rows that are on their way.
+    pub fn retrying(&self) -> impl Iterator<Item = FlightId> {
+        self.holds.iter().filter_map(|(_, hold)| hold.flight)
     }
 
-    /// How many of the rows that were read may be sent now: those in front of a refused one, or, when it is due, that one
-    /// alone. `ids` are the ids of the rows.
-    pub fn admit(&mut self, ids: impl ExactSizeIterator<Item = i64>, now: Time) -> usize {
-        let rows = ids.len();
-        let Some(failing) = self.failing else { return rows };
-        let mut ids = ids.peekable();
-        match ids.peek() {
-            Some(first) if *first == failing.id => {
-                self.position = failing.id - 1;
-                if broken(Rule::HeadOnlyRetry) { rows } else { usize::from(failing.retry_at <= now) }
+    /// What is noted of refused rows takes the place of what was known. A hold whose row is on its way lasts until that has
+    /// landed, whatever an operator did to it meanwhile.
+    pub fn take_over(&mut self, noted: Vec<Failure>, now: Time, blocks: impl Fn(&str) -> bool) {
+        let mut before = mem::take(&mut self.holds);
+        for failure in noted {
+            let retry_at = failure.wait.map(|wait| now + wait);
+            let known = before.end(failure.id).filter(|hold| hold.unit == failure.unit);
+            let hold = Hold {
+                blocks: blocks(&failure.unit.topic),
+                attempts: failure.attempts,
+                error: failure.error,
+                // The clocks of this process and of the store begin anywhere.
+                since: now.before(failure.failing_for),
+                retry_at,
+                ..known.unwrap_or_else(|| Hold::new(failure.unit, now))
+            };
+            if self.holds.of(&hold.unit).is_none() {
+                self.holds.begin(failure.id, hold);
             }
-            // Somebody has removed the refused row: what comes now has not failed yet.
-            Some(first) if *first > failing.id => {
-                self.failing = None;
-                rows
-            }
-            _ => ids.take_while(|id| *id < failing.id).count(),
         }
+        let rest: Vec<i64> = before.iter().map(|(first, _)| first).collect();
+        for first in rest {
+            let hold = before.end(first).expect("it was there");
+            if hold.flight.is_some() {
+                self.holds.begin(first, Hold { retry_at: Some(now), ..hold });
+            } else {
+                self.read_again_from(hold.passed.unwrap_or(first).min(first));
+            }
+        }
+    }
+
+    /// The refused rows that may be tried when their time comes, and when that is. What is in front of them must have been
+    /// read and have landed, or they would overtake it.
+    fn retries(&self, paused: &BTreeSet<String>) -> impl Iterator<Item = (i64, Time)> {
+        let open = !self.leaving && self.before.is_empty();
+        let in_order = |first: i64| self.position >= first - 1 && self.flight.is_none_or(|(_, sent)| sent > first);
+        let waits = move |(first, hold): &(i64, &Hold)| {
+            let waits = paused.contains(hold.topic()) || self.holds.waits_for_topic(*first, hold);
+            open && hold.flight.is_none() && (in_order(*first) || broken(Rule::RetriesInOrder)) && !waits
+        };
+        self.holds.iter().filter(waits).filter_map(|(first, hold)| hold.retry_at.map(|at| (first, at)))
+    }
+
+    /// The refused rows whose time has come, at most so many.
+    pub fn due(&self, now: Time, paused: &BTreeSet<String>, most: usize) -> Vec<i64> {
+        if !self.may_read(now) {
+            return Vec::new();
+        }
+        self.retries(paused).filter(|(_, at)| *at <= now).map(|(first, _)| first).take(most).collect()
+    }
+
+    /// When something may be started, if only time stands in the way.
+    pub fn waits_until(&self, paused: &BTreeSet<String>) -> Option<Time> {
+        let unreadable = self.unreadable.map(|(_, until)| until);
+        let batch = if self.is_open() { unreadable } else { None };
+        let retry = self.retries(paused).map(|(_, at)| unreadable.map_or(at, |until| at.max(until))).min();
+        batch.into_iter().chain(retry).min()
+    }
+
+    /// Takes from a batch that was read what has to wait, and notes how far was read. Says whether there may be more.
+    pub fn admit(&mut self, batch: &mut Batch, more: bool, paused: &BTreeSet<String>) -> bool {
+        let Some(mut last) = batch.last_id() else {
+            self.ready = false;
+            return false;
+        };
+        let mut more = more;
+        if let Some(first) = self.holds.blocked_from() {
+            let in_front = batch.ids(batch.len()).take_while(|id| *id < first).count();
+            if in_front < batch.len() {
+                batch.truncate(in_front);
+                last = first - 1;
+                more = true;
+            }
+        }
+        let held = |row: &crate::message::Message<'_>| {
+            (!paused.is_empty() && paused.contains(row.topic)) || self.holds.cover(row)
+        };
+        if !broken(Rule::HeldRowsWait) {
+            let mut held = held;
+            self.passed_over += batch.retain(|row| !held(row));
+        }
+        self.position = last;
+        self.ready = more;
+        more
     }
 
     pub fn position(&self) -> i64 {
         self.position
     }
 
-    /// A batch up to `last_id` was read and started.
-    pub fn started(&mut self, flight: FlightId, last_id: i64, more: bool) {
-        self.flight = Some(flight);
-        self.position = last_id;
-        self.ready = more;
-    }
-
     /// Nothing was found above the position.
     pub fn found_empty(&mut self) {
         self.ready = false;
-        self.failing = None;
     }
 
-    /// The batch in flight has ended; what was not acknowledged begins at `resume`, if anything.
-    pub fn landed(&mut self, resume: Option<i64>) {
-        self.flight = None;
+    /// The batch in flight, or one from before, has ended; what was not removed begins at `resume`, if anything.
+    pub fn landed(&mut self, flight: FlightId, resume: Option<i64>) {
+        self.before.remove(&flight);
+        self.flight.take_if(|(own, _)| *own == flight);
         if let Some(id) = resume {
-            self.step_back(id.saturating_sub(1));
+            self.read_again_from(id);
+        }
+    }
+
+    /// The hold at this row is over: what waited behind it is read again.
+    pub fn release(&mut self, first: i64) {
+        if let Some(hold) = self.holds.end(first) {
+            self.read_again_from(hold.passed.unwrap_or(first).min(first));
         }
     }
 }
@@ -138,19 +237,52 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use crate::message::Message;
+    use crate::order::Unit;
 
     const NOW: Time = Time::since_zero(Duration::from_secs(100));
+    const LATER: Time = Time::since_zero(Duration::from_secs(101));
 
     fn lane() -> Lane {
-        Lane::new(Lease { bucket: 1, token: 1 }, None)
+        Lane::new(Lease { bucket: 1, token: 1 }, BTreeSet::new())
+    }
+
+    fn row(id: i64, key: &'static [u8]) -> Message<'static> {
+        let (partition, value, headers) = (None, None, None);
+        Message { id, topic: "t", partition, key: Some(key), value, headers, message_id: [0; 16], handle: &[] }
+    }
+
+    fn batch(rows: &[(i64, &'static [u8])]) -> Batch {
+        let mut batch = Batch::default();
+        rows.iter().for_each(|(id, key)| batch.push(&row(*id, key)));
+        batch
+    }
+
+    /// What may be sent of a batch, and whether there may be more.
+    fn admitted(lane: &mut Lane, rows: &[(i64, &'static [u8])]) -> (Vec<i64>, bool) {
+        let mut batch = batch(rows);
+        let more = lane.admit(&mut batch, false, &BTreeSet::new());
+        (batch.ids(batch.len()).collect(), more)
+    }
+
+    /// A lane that has read and sent everything up to 40.
+    fn read_to_40() -> Lane {
+        let mut lane = lane();
+        assert_eq!(admitted(&mut lane, &[(40, b"x")]), (vec![40], false));
+        lane
+    }
+
+    /// As that, with row 5 of key k refused.
+    fn refused(blocks: bool) -> Lane {
+        let mut lane = read_to_40();
+        let hold = Hold { blocks, retry_at: Some(LATER), ..Hold::new(Unit::of(&row(5, b"k")), NOW) };
+        lane.holds.begin(5, hold);
+        lane
     }
 
     #[test]
     fn a_late_commit_steps_the_position_back() {
-        let mut lane = lane();
-        lane.started(1, 40, false);
-        lane.landed(None);
+        let mut lane = read_to_40();
         assert!(!lane.can_start(NOW));
         lane.ring(41);
         assert_eq!((lane.position(), lane.can_start(NOW)), (40, true));
@@ -162,57 +294,131 @@ mod tests {
 
     #[test]
     fn one_batch_at_a_time() {
-        let mut lane = lane();
-        lane.started(1, 40, true);
+        let mut lane = read_to_40();
+        lane.flight = Some((1, 41));
         lane.ring(3);
         assert!(!lane.can_start(NOW), "rows would overtake");
-        lane.landed(None);
+        lane.landed(1, None);
         assert_eq!((lane.position(), lane.can_start(NOW)), (2, true));
     }
 
     #[test]
-    fn what_was_not_acknowledged_is_read_again() {
-        let mut lane = lane();
-        lane.started(1, 40, false);
-        lane.landed(Some(17));
+    fn what_is_out_from_before_is_waited_for() {
+        let mut lane = Lane::new(Lease { bucket: 1, token: 2 }, BTreeSet::from([3, 4]));
+        lane.landed(3, None);
+        assert!(!lane.can_start(NOW));
+        lane.landed(4, Some(9));
+        assert!(lane.can_start(NOW));
+    }
+
+    #[test]
+    fn what_was_not_removed_is_read_again() {
+        let mut lane = read_to_40();
+        lane.flight = Some((1, 41));
+        lane.landed(1, Some(17));
         assert_eq!((lane.position(), lane.can_start(NOW)), (16, true));
     }
 
-    const LATER: Time = Time::since_zero(Duration::from_secs(101));
-
     #[test]
-    fn a_refused_row_waits_for_its_time_and_goes_alone() {
-        let mut lane = lane();
-        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
-        assert_eq!(lane.admit([5, 6].into_iter(), NOW), 0);
-        assert!(!lane.can_start(NOW));
-        assert_eq!(lane.waits_until(), Some(LATER));
-        assert_eq!((lane.can_start(LATER), lane.rows(500)), (true, 1));
-        assert_eq!(lane.admit([5, 6].into_iter(), LATER), 1);
+    fn later_rows_of_a_refused_one_are_passed_over_and_others_go_on() {
+        let mut lane = refused(false);
+        lane.rescan();
+        assert_eq!(
+            admitted(&mut lane, &[(2, b"k"), (4, b"a"), (5, b"k"), (6, b"k"), (7, b"a")]),
+            (vec![2, 4, 7], false)
+        );
+        assert_eq!(lane.position(), 7);
+    }
+
+    fn due(lane: &Lane, now: Time) -> Vec<i64> {
+        lane.due(now, &BTreeSet::new(), 9)
+    }
+
+    fn waits_until(lane: &Lane) -> Option<Time> {
+        lane.waits_until(&BTreeSet::new())
     }
 
     #[test]
-    fn rows_in_front_of_a_refused_one_go_on() {
-        let mut lane = lane();
-        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
-        assert_eq!((lane.can_start(NOW), lane.rows(500), lane.waits_until()), (true, 500, None));
-        assert_eq!(lane.admit([2, 4, 5, 6].into_iter(), NOW), 2);
-        assert_eq!(lane.admit([2, 4].into_iter(), NOW), 2);
+    fn a_refused_row_waits_for_its_time() {
+        let lane = refused(false);
+        assert_eq!((due(&lane, NOW), waits_until(&lane)), (vec![], Some(LATER)));
+        assert_eq!(due(&lane, LATER), [5]);
     }
 
     #[test]
-    fn a_refused_row_that_is_gone_holds_up_nothing() {
-        let mut lane = lane();
-        lane.failing = Some(Failing { id: 5, attempts: 1, retry_at: LATER });
-        assert_eq!(lane.admit([6, 7].into_iter(), NOW), 2);
-        assert!(lane.failing.is_none());
+    fn a_refused_row_waits_for_what_is_in_front_of_it() {
+        let mut lane = refused(false);
+        lane.flight = Some((1, 4));
+        assert_eq!((due(&lane, LATER), waits_until(&lane)), (vec![], None), "row 4 is on its way");
+        lane.flight = Some((1, 6));
+        assert_eq!(due(&lane, LATER), [5]);
+        lane.landed(1, Some(3));
+        assert_eq!((due(&lane, LATER), waits_until(&lane)), (vec![], None), "row 3 is still to be read");
+    }
+
+    #[test]
+    fn a_parked_row_is_not_tried() {
+        let mut lane = refused(false);
+        lane.holds.get_mut(5).expect("it is held").retry_at = None;
+        assert_eq!((due(&lane, LATER), waits_until(&lane)), (vec![], None));
+    }
+
+    #[test]
+    fn behind_a_row_that_blocks_everything_waits() {
+        let mut lane = refused(true);
+        lane.rescan();
+        assert!(lane.can_start(NOW));
+        assert_eq!(admitted(&mut lane, &[(4, b"a"), (5, b"k"), (6, b"a")]), (vec![4], true));
+        assert_eq!((lane.position(), lane.can_start(LATER)), (4, false));
+        lane.ring(9);
+        assert!(!lane.can_start(LATER), "what is committed behind it needs no look");
+        lane.release(5);
+        assert!(lane.can_start(NOW));
+    }
+
+    #[test]
+    fn what_was_passed_over_is_read_again_when_the_hold_ends() {
+        let mut lane = refused(false);
+        lane.release(5);
+        assert_eq!((lane.position(), lane.can_start(NOW)), (4, true));
+        let mut lane = refused(false);
+        lane.holds.get_mut(5).expect("it is held").flight = Some(1);
+        lane.rescan();
+        assert_eq!(admitted(&mut lane, &[(3, b"k"), (5, b"k")]), (vec![], false));
+        lane.release(5);
+        assert_eq!(lane.position(), 2);
+    }
+
+    #[test]
+    fn rows_of_a_paused_topic_are_passed_over() {
+        let paused = BTreeSet::from(["t".to_owned()]);
+        let mut lane = refused(false);
+        assert_eq!((lane.due(LATER, &paused, 9), lane.waits_until(&paused)), (vec![], None));
+        let mut batch = batch(&[(41, b"a")]);
+        lane.admit(&mut batch, false, &paused);
+        assert_eq!((batch.len(), lane.position()), (0, 41));
+    }
+
+    #[test]
+    fn very_many_held_rows_are_looked_at_less_often() {
+        const INTERVAL: Duration = Duration::from_secs(10);
+        let mut lane = read_to_40();
+        lane.passed_over = 3 * PASSED_OVER;
+        lane.rescan_for_safety(NOW, INTERVAL);
+        assert_eq!(lane.position(), 0);
+        admitted(&mut lane, &[(40, b"x")]);
+        lane.rescan_for_safety(NOW + INTERVAL * 2, INTERVAL);
+        assert_eq!(lane.position(), 40);
+        lane.rescan_for_safety(NOW + INTERVAL * 3, INTERVAL);
+        assert_eq!(lane.position(), 0);
     }
 
     #[test]
     fn a_leaving_bucket_starts_nothing() {
-        let mut lane = lane();
+        let mut lane = refused(false);
         lane.leaving = true;
+        lane.rescan();
         assert!(!lane.can_start(NOW));
-        assert_eq!(lane.waits_until(), None);
+        assert_eq!((due(&lane, LATER), waits_until(&lane)), (vec![], None));
     }
 }

@@ -10,11 +10,12 @@ use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::{Lease, LeaseTimes};
+use crate::policy::Policy;
 
 use super::Relay;
 use super::flight::Flight;
-use super::lane::{Failing, Lane};
-use super::ports::{Acquired, Bell, Clock, Failure, Publisher, Round, Store, StoreError};
+use super::lane::Lane;
+use super::ports::{Acquired, Bell, Clock, Failure, FlightId, Publisher, Round, Store, StoreError};
 
 /// Since when leases are held. The times are from before the call that the store answered.
 #[derive(Debug, Default, Clone, Copy)]
@@ -209,9 +210,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
         let gained: BTreeSet<Bucket> = held.keys().copied().filter(|bucket| !self.lanes.contains_key(bucket)).collect();
         for bucket in &gained {
-            let flight = self.flights.iter().find(|(_, flight)| flight.lease.bucket == *bucket).map(|(id, _)| *id);
-            let flight = flight.filter(|_| !broken(Rule::RegainedBucketWaits));
-            self.lanes.insert(*bucket, Lane::new(held[bucket], flight));
+            let out = self.flights.iter().filter(|(_, flight)| flight.lease.bucket == *bucket).map(|(id, _)| *id);
+            let out = out.filter(|_| !broken(Rule::RegainedBucketWaits)).collect();
+            self.lanes.insert(*bucket, Lane::new(held[bucket], out));
         }
         for (bucket, lane) in &mut self.lanes {
             lane.leaving = acquired.leaving.contains(bucket);
@@ -227,23 +228,25 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.discover_at = None;
     }
 
-    /// Takes over what is noted of refused rows, by earlier owners or changed by an operator. Nothing is started before that.
+    /// Takes over what operators have laid down for topics and what is noted of refused rows, by earlier owners or changed by
+    /// an operator. Nothing is started before that.
     fn read_failures(&mut self) -> Result<(), StoreError> {
         if self.unread.is_empty() {
             return Ok(());
         }
+        self.read_topic_rules()?;
         let unread: Vec<Bucket> = self.unread.iter().copied().collect();
         if let Some(notes) = self.store.failure_notes() {
-            let mut failures: BTreeMap<Bucket, Failure> =
-                notes.failures(&unread)?.into_iter().map(|failure| (failure.bucket, failure)).collect();
+            let mut failures: BTreeMap<Bucket, Vec<Failure>> = BTreeMap::new();
+            for failure in notes.failures(&unread)? {
+                failures.entry(failure.bucket).or_default().push(failure);
+            }
             let now = self.clock.now();
             for bucket in unread {
                 if let Some(lane) = self.lanes.get_mut(&bucket) {
-                    lane.failing = failures.remove(&bucket).map(|failure| Failing {
-                        id: failure.id,
-                        attempts: failure.attempts,
-                        retry_at: now + failure.wait,
-                    });
+                    let noted = failures.remove(&bucket).unwrap_or_default();
+                    let blocks = |topic: &str| self.topics.get(topic).is_some_and(|rule| rule.policy == Policy::Block);
+                    lane.take_over(noted, now, blocks);
                 }
             }
         }
@@ -251,9 +254,26 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         Ok(())
     }
 
+    fn read_topic_rules(&mut self) -> Result<(), StoreError> {
+        let Some(rules) = self.store.topic_rules() else { return Ok(()) };
+        self.topics = rules.topic_rules()?;
+        let paused = self.topics.iter().filter(|(_, rule)| rule.paused).map(|(topic, _)| topic.clone()).collect();
+        let before = mem::replace(&mut self.paused, paused);
+        if !before.is_subset(&self.paused) {
+            self.lanes.values_mut().for_each(Lane::rescan);
+        }
+        Ok(())
+    }
+
     /// Frees the buckets above the share that have become quiet.
     pub(super) fn hand_back(&mut self) -> Result<(), StoreError> {
-        let is_quiet = |lane: &Lane| lane.flight.is_none() || broken(Rule::HandBackWhenQuiet);
+        if self.lanes.values().all(|lane| !lane.leaving) || self.store.renewal().is_none() {
+            return Ok(());
+        }
+        let waiting: Vec<FlightId> =
+            self.lanes.values().filter(|lane| lane.leaving && lane.flight.is_none()).flat_map(Lane::retrying).collect();
+        self.call_back_retries(&waiting);
+        let is_quiet = |lane: &Lane| lane.has_landed() || broken(Rule::HandBackWhenQuiet);
         let quiet: Vec<Lease> =
             self.lanes.values().filter(|lane| lane.leaving && is_quiet(lane)).map(|lane| lane.lease).collect();
         if quiet.is_empty() {
@@ -294,11 +314,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// What is in flight under a lost lease is only waited for; what the client has only queued is called back.
     pub(super) fn orphan(&mut self, lease: Lease) {
-        if let Some(flight) = self.flights.values_mut().find(|flight| flight.lease == lease && !flight.orphaned) {
+        let mut unanswered = false;
+        for flight in self.flights.values_mut().filter(|flight| flight.lease == lease && !flight.orphaned) {
             flight.orphaned = true;
-            if !flight.complete() {
-                self.give_up_queued();
-            }
+            unanswered |= !flight.complete();
+        }
+        if unanswered {
+            self.give_up_queued();
         }
     }
 }

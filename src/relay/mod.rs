@@ -9,17 +9,19 @@
 //!   before the call that took them;
 //! - a lost lease keeps its rows, and nothing else of the bucket is started until all reports are in;
 //! - a failed lease write suspends publishing, every other failure keeps the leases;
-//! - a refused row is tried alone with a growing wait; rows in front of it and other buckets go on.
+//! - a refused row is tried alone with a growing wait; the later rows of its key wait behind it, everything else goes on.
 //!
-//! What a turn does is in files of its own: leases.rs, reports.rs, rows.rs; and how it all ends in stop.rs. How to run it
+//! What a turn does is in files of its own: leases.rs, reports.rs, silence.rs, rows.rs; and how it all ends in stop.rs. How to run it
 //! over a storage of one's own, with a complete example: [`crate::custom_stores`].
 
 mod flight;
+mod holds;
 mod lane;
 mod leases;
 pub mod ports;
 mod reports;
 mod rows;
+mod silence;
 mod stop;
 #[cfg(test)]
 mod tests;
@@ -34,6 +36,7 @@ use crate::backoff::Backoff;
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
+use crate::policy::TopicRule;
 use crate::repeats::Repeats;
 use crate::settings::{Contradiction, Settings};
 use crate::window::Window;
@@ -42,6 +45,7 @@ use flight::Flight;
 use lane::Lane;
 use leases::Tenure;
 use ports::{Bell, Clock, FlightId, Order, Publisher, Report, Store, StoreError, Wait};
+use reports::Told;
 
 /// After this long without any report while rows are with the client, the wait is said to be for the broker.
 const BROKER_SILENCE: Duration = Duration::from_secs(5);
@@ -86,8 +90,15 @@ pub struct Relay<S, P, C, B> {
     /// After a failed turn: do nothing before this.
     wait_until: Option<Time>,
     silence: Silence,
-    /// What was said already: refused messages and failed reads by bucket, failed turns by their error.
-    refusals: Repeats<(Bucket, i64)>,
+    /// What operators have laid down for topics, and for all others.
+    topics: BTreeMap<String, TopicRule>,
+    default_rule: TopicRule,
+    /// The topics among them to which nothing is published for now.
+    paused: BTreeSet<String>,
+    /// Why nothing can be published as it is set up, as a row was just refused for.
+    misconfigured: Option<String>,
+    /// What was said already: refused messages by topic, failed reads by bucket, failed turns by their error.
+    refusals: Repeats<(String, Told)>,
     unreadable: Repeats<Bucket>,
     failed_turns: Repeats<String>,
     spare: Vec<Batch>,
@@ -138,6 +149,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             fruitless: 0,
             wait_until: None,
             silence,
+            topics: BTreeMap::new(),
+            default_rule: TopicRule::default(),
+            paused: BTreeSet::new(),
+            misconfigured: None,
             refusals: Repeats::default(),
             unreadable: Repeats::default(),
             failed_turns: Repeats::default(),
@@ -190,6 +205,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.collect();
         self.expire_leases();
         self.keep_budget()?;
+        self.look_for_silent_topics();
         if self.wait_until.is_some_and(|until| self.clock.now() < until) {
             return Ok(false);
         }
@@ -223,10 +239,15 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let quiet_first =
             self.waits_for_quiet() && (self.leases_due().is_none_or(|due| due <= now) || !self.may_publish(now));
         let room = self.window.open(self.settings.window) && !quiet_first;
-        if let Some(at) = self.lanes.values().filter_map(Lane::waits_until).filter(|at| room || *at > now).min() {
+        if let Some(at) =
+            self.lanes.values().filter_map(|lane| lane.waits_until(&self.paused)).filter(|at| room || *at > now).min()
+        {
             until = until.min(at);
         }
-        if !self.flights.is_empty() {
+        if let Some(at) = self.silence_due() {
+            until = until.min(at);
+        }
+        if self.batches_in_flight() {
             let silent_at = self.silence.since + BROKER_SILENCE;
             if silent_at > now {
                 return (Wait::Publishing, until.min(silent_at));
@@ -240,7 +261,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             return (Wait::Broker, until);
         }
-        let held_up = self.lanes.values().any(|lane| lane.waits_until().is_some());
+        let held_up = self.lanes.values().any(|lane| lane.waits_until(&self.paused).is_some());
         (if held_up { Wait::BackingOff } else { Wait::Idle }, until)
     }
 

@@ -5,21 +5,23 @@
 //!
 //! What is said here is tried, sentence by sentence, by [`crate::conformance`]; [`crate::custom_stores`] tells it as a whole.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::Lease;
 use crate::message::Batch;
+use crate::order::Unit;
+use crate::policy::TopicRule;
 use crate::settings::Settings;
 
 /// Where messages and leases are stored. A store object belongs to one relay and knows its id; the relay calls one verb at a
 /// time, and each verb is one short transaction of its own.
 ///
 /// Four verbs are required: [`acquire`](Store::acquire), [`pending`](Store::pending), [`fetch`](Store::fetch) and
-/// [`acknowledge`](Store::acknowledge). The others are optional, and a store says through three methods which it has:
-/// [`Renewal`], [`Ownership`] and [`FailureNotes`].
+/// [`acknowledge`](Store::acknowledge). The others are optional, and a store says through four methods which it has:
+/// [`Renewal`], [`Ownership`], [`FailureNotes`] and [`TopicRules`].
 ///
 /// What a storage technology must offer for this: an atomic conditional write, which decides who holds a lease, and reading
 /// a bucket's messages in the order in which they were stored. What every store owes the relay: messages leave it through
@@ -49,8 +51,8 @@ pub trait Store {
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError>;
 
     /// Removes exactly the named messages, where the lease still holds, and returns for each whether it did. It is given
-    /// the very messages that [`Store::fetch`] returned, the first of a batch, in order; a message that is gone already is
-    /// no error.
+    /// the very messages that [`Store::fetch`] returned, in order, though others may lie between them; a message that is gone
+    /// already is no error.
     ///
     /// # Errors
     /// As [`StoreError`] says; then nothing was removed, as far as known.
@@ -68,6 +70,11 @@ pub trait Store {
 
     /// The store, if it remembers refused messages for the next owner.
     fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
+        None
+    }
+
+    /// The store, if it knows rules for topics.
+    fn topic_rules(&mut self) -> Option<&mut dyn TopicRules> {
         None
     }
 }
@@ -104,17 +111,27 @@ pub trait Ownership {
 /// Refused messages, remembered over restarts and changes of owner. Without it the waits of a refused message begin anew
 /// with each owner.
 pub trait FailureNotes {
-    /// Notes that a message of a bucket was refused, for the next owner and for the operator.
+    /// Notes messages that were refused, for the next owner and for the operator; a later note of a message replaces the
+    /// earlier.
     ///
     /// # Errors
     /// As [`StoreError`] says.
-    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError>;
+    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError>;
 
-    /// What is noted of these buckets: at most one failure a bucket, the first whose message still exists.
+    /// What is noted of these buckets, of messages that still exist, by bucket and id.
     ///
     /// # Errors
     /// As [`StoreError`] says.
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError>;
+}
+
+/// What operators have laid down for topics. Without it every topic has the default.
+pub trait TopicRules {
+    /// All rules; the relay asks again after [`Order::LookAgain`].
+    ///
+    /// # Errors
+    /// As [`StoreError`] says.
+    fn topic_rules(&mut self) -> Result<BTreeMap<String, TopicRule>, StoreError>;
 }
 
 /// What a relay asks of one acquisition.
@@ -152,32 +169,36 @@ pub struct Acquired {
     pub distant: bool,
 }
 
-/// Messages that the broker acknowledged: the first `len` rows of a batch.
+/// Messages that may be removed: the first `len` rows of a batch, all of them acknowledged by the broker.
 #[derive(Debug, Clone, Copy)]
 pub struct Acknowledged<'a> {
     /// The lease under which they were published.
     pub lease: Lease,
-    /// The batch as it was fetched.
+    /// The batch as it was fetched, or rows of it.
     pub batch: &'a Batch,
-    /// Length of the acknowledged prefix, at least 1.
+    /// How many of its first rows, at least 1.
     pub len: usize,
-    /// Whether a noted failure is over with this.
+    /// Whether failures that are noted of these messages are over with this.
     pub ends_failure: bool,
 }
 
-/// A message at the head of its bucket that the broker refused.
+/// A refused message, and what it holds up: the later ones of its unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// Its bucket.
     pub bucket: Bucket,
     /// Its id.
     pub id: i64,
-    /// Refused attempts so far.
+    /// What waits for it: the unit of the message, or its topic as a whole.
+    pub unit: Unit<'static>,
+    /// Refused attempts so far; where the topic is what fails, attempts with it.
     pub attempts: u32,
     /// What the client reported last.
     pub error: String,
-    /// How long to wait for the next attempt, from now.
-    pub wait: Duration,
+    /// How long ago it was refused first.
+    pub failing_for: Duration,
+    /// How long to wait for the next attempt, from now; none means that it waits for an operator.
+    pub wait: Option<Duration>,
 }
 
 /// A failed store call, by what to do about it.
@@ -218,6 +239,19 @@ pub trait Publisher {
     /// Gives up what the client has only queued; each such row is reported as [`PublishError::GivenUp`]. Rows already sent
     /// are reported as usual. What is submitted later is not affected.
     fn purge(&mut self);
+
+    /// As [`Publisher::purge`], and gives up too what was sent and is not answered: it may arrive all the same.
+    fn abandon(&mut self) {
+        self.purge();
+    }
+
+    /// Asks the brokers for a sign of life, best by asking about this topic, without waiting for it.
+    fn inquire(&mut self, _topic: &str) {}
+
+    /// Whether any broker has answered an inquiry since the last call, whatever it said.
+    fn answered(&mut self) -> bool {
+        false
+    }
 }
 
 /// How far a submission went.
@@ -243,18 +277,32 @@ pub struct Report {
 /// Why a row was not acknowledged, by what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
-    /// The row was never sent, through no fault of its own: submit it again at once.
+    /// The row was never sent, or nobody can say whether it arrived: submit it again at once.
     #[error("the message was given up before it was sent")]
     GivenUp,
-    /// The broker or the client refused the row: wait, then try it alone.
+    /// No fault of the row's: wait, then try again. Not counted.
     #[error("{0}")]
-    Refused(String),
+    Transient(String),
+    /// The topic can take nothing now: wait with all its rows, then try the first. Not counted.
+    #[error("{0}")]
+    Topic(String),
+    /// The row can never be accepted as it is: counted, until the topic's policy acts ([`crate::policy`]).
+    #[error("{0}")]
+    Invalid(String),
+    /// Nothing can be published as it is set up: wait with everything.
+    #[error("{0}")]
+    Misconfigured(String),
 }
 
 /// What time it is.
 pub trait Clock {
     /// Now, on a monotonic clock that counts suspended time.
     fn now(&self) -> Time;
+
+    /// Now, as people write it: time since 1970. For what is told to people only.
+    fn since_1970(&self) -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    }
 }
 
 /// What wakes the relay, and the orders it gets.

@@ -1,16 +1,20 @@
-//! What came back: outcomes are taken in, acknowledged prefixes removed, refused rows set to be tried again.
+//! What came back: outcomes are taken in, what may be removed is removed, refused rows hold up their units.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::time::Duration;
 
 use tracing::{info, warn};
 
-use std::collections::BTreeMap;
-use std::mem;
-
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
+use crate::message::Batch;
+use crate::order::{Part, Unit};
+use crate::policy::{self, Next, Policy};
 
 use super::Relay;
 use super::flight::Flight;
-use super::lane::{Failing, Lane};
+use super::holds::Hold;
 use super::ports::{Acknowledged, Bell, Clock, Failure, FlightId, PublishError, Publisher, Store, StoreError};
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
@@ -18,6 +22,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn collect(&mut self) {
         let mut reports = mem::take(&mut self.reports);
         self.publisher.collect(&mut reports);
+        let now = self.clock.now();
         let mut give_up = false;
         // What was given up is the client's own answer.
         if reports.iter().any(|report| report.outcome != Err(PublishError::GivenUp)) {
@@ -25,7 +30,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
         for report in reports.drain(..) {
             if let Some(flight) = self.flights.get_mut(&report.flight) {
-                give_up |= flight.report(report.index as usize, report.outcome);
+                give_up |= flight.report(report.index as usize, report.outcome, now);
             }
         }
         self.reports = reports;
@@ -38,6 +43,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Calls back what the client has only queued, of all batches.
     pub(super) fn give_up_queued(&mut self) {
         self.publisher.purge();
+        self.close_what_was_given_up();
+    }
+
+    pub(super) fn close_what_was_given_up(&mut self) {
         if !broken(Rule::NoOvertaking) {
             self.flights.values_mut().for_each(Flight::queue_given_up);
         }
@@ -50,7 +59,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
     }
 
-    /// Removes the acknowledged prefix of every batch whose reports are all in, as long as its lease lasts.
+    /// Removes what may be removed of every batch whose reports are all in, as long as its lease lasts.
     pub(super) fn acknowledge(&mut self) -> Result<bool, StoreError> {
         // What came before in this turn may have been slow.
         if !broken(Rule::LeaseBeforeRemoval) {
@@ -61,85 +70,257 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if complete.is_empty() {
             return Ok(false);
         }
-        let to_remove: Vec<FlightId> = complete
+        let mut removals: Vec<Removal> = complete
             .iter()
-            .copied()
-            .filter(|id| !self.flights[id].orphaned || broken(Rule::LostLeaseKeepsRows))
-            .filter(|id| !self.flights[id].prefix.is_empty())
+            .filter(|id| !self.flights[*id].orphaned || broken(Rule::LostLeaseKeepsRows))
+            .filter_map(|id| Removal::of(*id, &self.flights[id]))
             .collect();
-        if !to_remove.is_empty() {
-            let acknowledged: Vec<_> =
-                to_remove.iter().map(|id| acknowledged_of(&self.flights[id], &self.lanes)).collect();
+        if !removals.is_empty() {
+            let acknowledged: Vec<_> = removals.iter().map(|removal| removal.ask(&self.flights)).collect();
             let removed = self.store.acknowledge(&acknowledged)?;
-            for (id, removed) in to_remove.iter().zip(removed) {
+            for (removal, removed) in removals.iter_mut().zip(removed) {
                 if !removed {
-                    self.lose(self.flights[id].lease, "another relay has taken it over");
+                    removal.len = 0;
+                    self.lose(self.flights[&removal.flight].lease, "another relay has taken it over");
                 }
             }
         }
         // The rows are gone whatever else fails, so every flight ends before an error is passed on.
-        let failed: Vec<_> = complete.into_iter().filter_map(|id| self.land(id)).collect();
-        if let Some(notes) = self.store.failure_notes() {
-            for failure in failed {
-                notes.note_failure(&failure)?;
-            }
+        let mut failed = Vec::new();
+        let mut removals = removals.into_iter().peekable();
+        for id in complete {
+            let removal = removals.next_if(|removal| removal.flight == id);
+            self.land(id, removal.as_ref(), &mut failed);
         }
-        Ok(true)
+        if !failed.is_empty()
+            && let Some(notes) = self.store.failure_notes()
+        {
+            notes.note_failures(&failed)?;
+        }
+        match self.misconfigured.take() {
+            Some(reason) => Err(StoreError::Retry(reason)),
+            None => Ok(true),
+        }
     }
 
-    /// Ends a flight and says whether its bucket now begins with a refused row.
-    pub(super) fn land(&mut self, id: FlightId) -> Option<Failure> {
-        let flight = self.flights.remove(&id).expect("only flights that exist are ended");
+    /// Ends a flight, and adds what is to be noted of refused rows.
+    fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<Failure>) {
+        let mut flight = self.flights.remove(&id).expect("only flights that exist are ended");
         self.window.remove(flight.batch.len(), flight.batch.bytes());
         let bucket = flight.lease.bucket;
-        let done = flight.prefix.len();
-        let failure = match self.lanes.get_mut(&bucket) {
-            Some(lane) if flight.orphaned => {
+        if let Some(lane) = self.lanes.get_mut(&bucket) {
+            if flight.orphaned {
                 // The bucket came back meanwhile, and the rows are still there.
-                lane.landed(Some(flight.batch.id(0)));
-                None
-            }
-            Some(lane) => {
-                let kept = done < flight.batch.len() && !broken(Rule::PositionStepsBack);
-                lane.landed(kept.then(|| flight.batch.id(done)));
-                let last = done.checked_sub(1).map(|last| flight.batch.id(last));
-                if let Some(failing) = lane.failing.take_if(|failing| last.is_some_and(|last| failing.id <= last)) {
-                    info!(bucket, id = failing.id, attempts = failing.attempts, "published a message that had failed");
-                    self.refusals.forget(&(bucket, failing.id));
+                lane.landed(id, Some(flight.batch.id(0)));
+            } else if let Some(first) = flight.retries {
+                lane.landed(id, None);
+                failed.extend(self.land_retry(bucket, first, &mut flight));
+            } else {
+                let kept = removal.map_or(Some(0), |removal| removal.first_kept(&flight.batch));
+                let kept = kept.filter(|_| !broken(Rule::PositionStepsBack));
+                lane.landed(id, kept.map(|index| flight.batch.id(index)));
+                for (index, error) in flight.refusals() {
+                    let row = flight.batch.message(index);
+                    let refusal =
+                        Refusal { bucket, id: row.id, unit: Unit::of(&row).into_owned(), letter_to: None, error };
+                    failed.extend(self.refused(refusal));
                 }
-                flight.refusal().map(|(id, reason)| self.refused(bucket, id, reason.to_owned()))
             }
-            None => None,
-        };
+        }
         self.recycle(flight.batch);
-        failure
     }
 
-    /// A row was refused: it is tried again alone, after a wait that grows.
-    pub(super) fn refused(&mut self, bucket: Bucket, id: i64, error: String) -> Failure {
+    /// The attempt with a refused row has ended.
+    fn land_retry(&mut self, bucket: Bucket, first: i64, flight: &mut Flight) -> Option<Failure> {
+        let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
+        let hold = lane.holds.get_mut(first)?;
+        hold.flight = None;
+        if let Some(passed) = hold.passed.take() {
+            lane.read_again_from(passed);
+        }
+        if flight.prefix.is_empty() {
+            let (_, error) = flight.refusals().pop()?;
+            let row = flight.batch.message(0);
+            let hold = lane.holds.get(first)?;
+            let letter_to = (row.topic != hold.topic()).then(|| row.topic.to_owned());
+            let unit = if hold.unit.is_topic() { Unit::of(&row).into_owned() } else { hold.unit.clone() };
+            return self.refused(Refusal { bucket, id: first, unit, letter_to, error });
+        }
+        let hold = lane.holds.get(first)?.clone();
+        lane.release(first);
+        let attempts = hold.attempts;
+        if flight.batch.message(0).topic == hold.topic() {
+            info!(bucket, id = first, attempts, "published a message that had failed");
+        } else {
+            let topic = flight.batch.message(0).topic;
+            info!(bucket, id = first, attempts, topic, "published a message to its dead-letter topic");
+        }
+        if hold.unit.is_topic() {
+            self.topic_goes_on(hold.topic());
+        }
+        None
+    }
+
+    /// A topic takes messages again: wherever it is held, it is tried now.
+    fn topic_goes_on(&mut self, topic: &str) {
+        let now = self.clock.now();
+        self.refusals.forget(&(topic.to_owned(), Told::Topic));
+        for lane in self.lanes.values_mut() {
+            if let Some(hold) = lane.holds.of(&Unit::topic(topic)).and_then(|first| lane.holds.get_mut(first)) {
+                hold.retry_at = hold.retry_at.map(|at| at.min(now));
+            }
+        }
+    }
+
+    /// A row was refused: its unit, or its topic, waits until it gets through.
+    fn refused(&mut self, refusal: Refusal) -> Option<Failure> {
+        let Refusal { bucket, id, mut unit, letter_to, error } = refusal;
+        let (mut error, counts) = match error {
+            PublishError::GivenUp => return None,
+            PublishError::Misconfigured(reason) => {
+                self.misconfigured = Some(reason);
+                return None;
+            }
+            PublishError::Topic(error) | PublishError::Transient(error) => (error, false),
+            PublishError::Invalid(error) => (error, true),
+        };
         let now = self.clock.now();
         let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
-        let attempts = match lane.failing {
-            Some(failing) if failing.id == id => failing.attempts.saturating_add(1),
-            _ => 1,
-        };
-        let wait = self.backoff.after(attempts);
-        lane.failing = Some(Failing { id, attempts, retry_at: now + wait });
-        if self.refusals.note((bucket, id), now).is_some() {
-            warn!(
-                detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}."),
-                hint = "The bucket waits for this message; see outbox.pg_stat_bucket.",
-                "could not publish a message"
-            );
+        let known = lane.holds.get(id).is_some_and(|hold| !hold.unit.is_topic());
+        if !known && counts && lane.holds.full() {
+            error = format!("too many messages of bucket {bucket} are refused, this one because of: {error}");
         }
-        Failure { bucket, id, attempts, error, wait }
+        if !known && (!counts || lane.holds.full()) {
+            unit.part = Part::Whole;
+        }
+        // What was refused before it covers it.
+        if lane.holds.of(&unit).is_some_and(|first| first < id) {
+            return None;
+        }
+        let before = lane.holds.get(id).filter(|hold| hold.unit == unit).cloned();
+        let mut hold = before.unwrap_or_else(|| Hold::new(unit, now));
+        let topic_fails = hold.unit.is_topic();
+        if let Some(topic) = &letter_to {
+            error = format!("dead-letter topic \"{topic}\": {error}");
+        } else {
+            // The time with a topic that takes nothing is no attempt of the row's own.
+            hold.attempts = hold.attempts.saturating_add(u32::from(counts || topic_fails));
+        }
+        let rule = self.topics.get(hold.topic()).unwrap_or(&self.default_rule);
+        hold.blocks = rule.policy == Policy::Block || lane.holds.full_of_topics();
+        let tries = if topic_fails { hold.attempts.min(TOPIC_TRIES) } else { hold.attempts.max(1) };
+        let failing_for = now.since(hold.since);
+        let wait = match policy::next(rule, self.settings.patience, hold.attempts, failing_for) {
+            _ if topic_fails || !counts => Some(self.backoff.after(tries)),
+            Next::Park => None,
+            // It can be sent to neither.
+            Next::DeadLetter(_) if letter_to.is_some() => None,
+            Next::DeadLetter(_) => Some(Duration::ZERO),
+            Next::Retry => Some(self.backoff.after(tries)),
+        };
+        hold.error.clone_from(&error);
+        hold.retry_at = wait.map(|wait| now + wait);
+        self.say_refused(bucket, id, &hold);
+        let (attempts, unit) = (hold.attempts, hold.unit.clone());
+        let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
+        let freed = lane.holds.get(id).filter(|before| before.unit.is_topic() && !topic_fails).cloned();
+        if freed.is_some() {
+            lane.release(id);
+        }
+        lane.holds.begin(id, hold);
+        if let Some(freed) = freed {
+            // The topic takes messages, only not this one.
+            self.topic_goes_on(freed.topic());
+        }
+        Some(Failure { bucket, id, unit, attempts, error, failing_for, wait })
+    }
+
+    fn say_refused(&mut self, bucket: Bucket, id: i64, hold: &Hold) {
+        let now = self.clock.now();
+        let told = match hold.retry_at {
+            _ if hold.unit.is_topic() => Told::Topic,
+            None => Told::Parked,
+            Some(_) => Told::Refused,
+        };
+        let Some(unsaid) = self.refusals.note((hold.topic().to_owned(), told), now) else { return };
+        let (topic, attempts, error) = (hold.topic(), hold.attempts, &hold.error);
+        let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
+        let detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}.{unsaid}");
+        match told {
+            Told::Topic => warn!(
+                detail,
+                hint = "Its messages wait, those of other topics go on; see outbox.parked.",
+                "topic \"{topic}\" takes no messages"
+            ),
+            Told::Refused => warn!(
+                detail,
+                hint = "It is tried again, and the later messages of its key wait; see outbox.parked.",
+                "a message to topic \"{topic}\" is refused"
+            ),
+            Told::Parked => warn!(
+                detail,
+                hint = "It and the later messages of its key wait for an operator; see outbox.parked.",
+                "a message to topic \"{topic}\" is parked"
+            ),
+        }
     }
 }
 
-/// What a flight asks the store to remove.
-fn acknowledged_of<'a>(flight: &'a Flight, lanes: &BTreeMap<Bucket, Lane>) -> Acknowledged<'a> {
-    let len = flight.prefix.len();
-    let failing = lanes.get(&flight.lease.bucket).and_then(|lane| lane.failing);
-    let ends_failure = failing.is_some_and(|failing| failing.id <= flight.batch.id(len - 1));
-    Acknowledged { lease: flight.lease, batch: &flight.batch, len, ends_failure }
+/// What is said of refused rows, at most once a minute for each topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Told {
+    Topic,
+    Refused,
+    Parked,
+}
+
+/// A row that was refused.
+struct Refusal {
+    bucket: Bucket,
+    id: i64,
+    unit: Unit<'static>,
+    /// It was sent as a dead letter to this topic.
+    letter_to: Option<String>,
+    error: PublishError,
+}
+
+/// A topic is tried again at least as often as after so many failures: once it works it goes on within seconds.
+const TOPIC_TRIES: u32 = 3;
+
+/// What is to be removed of a flight.
+struct Removal {
+    flight: FlightId,
+    /// The first rows of the batch, or of those selected.
+    len: usize,
+    selected: Option<(Vec<usize>, Batch)>,
+    ends_failure: bool,
+}
+
+impl Removal {
+    fn of(id: FlightId, flight: &Flight) -> Option<Self> {
+        let selected = flight.removable().map(|indices| {
+            let batch = flight.batch.select(&indices);
+            (indices, batch)
+        });
+        let len = selected.as_ref().map_or(flight.prefix.len(), |(indices, _)| indices.len());
+        (len > 0).then_some(Self { flight: id, len, selected, ends_failure: flight.retries.is_some() })
+    }
+
+    fn ask<'a>(&'a self, flights: &'a BTreeMap<FlightId, Flight>) -> Acknowledged<'a> {
+        let flight = &flights[&self.flight];
+        let batch = self.selected.as_ref().map_or(&flight.batch, |(_, batch)| batch);
+        Acknowledged { lease: flight.lease, batch, len: self.len, ends_failure: self.ends_failure }
+    }
+
+    /// The index of the first row that stays.
+    fn first_kept(&self, batch: &Batch) -> Option<usize> {
+        let first = match &self.selected {
+            Some((indices, _)) if self.len > 0 => {
+                let gone: BTreeSet<usize> = indices.iter().copied().collect();
+                (0..batch.len()).find(|index| !gone.contains(index))
+            }
+            _ => (self.len < batch.len()).then_some(self.len),
+        };
+        first
+    }
 }

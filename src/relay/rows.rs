@@ -4,7 +4,9 @@ use tracing::{debug, info, warn};
 
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
+use crate::dead_letter::{self, Reason};
 use crate::message::Batch;
+use crate::policy::{self, Next};
 
 use super::Relay;
 use super::flight::Flight;
@@ -14,6 +16,17 @@ use super::ports::{Bell, Clock, FlightId, Limits, Publisher, Store, StoreError};
 const SPARE_BYTES: usize = 1 << 20;
 /// Idle batch buffers that are kept.
 const SPARE_MAX: usize = 16;
+/// Refused rows of a bucket that are tried again in one turn.
+const RETRIES_MAX: usize = 16;
+
+/// What can be started.
+#[derive(Debug, Clone, Copy)]
+enum Start {
+    /// A batch.
+    Batch,
+    /// The refused row of this id.
+    Retry(i64),
+}
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Learns from bells, and now and then by looking, which buckets may have rows.
@@ -37,14 +50,15 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let pending = self.store.pending(&quiet)?;
         for bucket in busy.into_iter().chain(pending) {
             if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
-                lane.rescan();
+                lane.rescan_for_safety(now, self.settings.poll_interval);
             }
         }
         self.discover_at = Some(now + self.settings.poll_interval);
         Ok(())
     }
 
-    /// Starts a batch of every bucket that may have one, in turn, as far as the window allows.
+    /// Starts a batch of every bucket that may have one, and tries refused rows again whose time has come, bucket after
+    /// bucket, as far as the window allows.
     pub(super) fn submit(&mut self) -> Result<bool, StoreError> {
         let mut any = self.submit_rest();
         let mut started = false;
@@ -52,37 +66,49 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let turn: Vec<Bucket> =
             self.lanes.range(self.next_lane..).chain(self.lanes.range(..self.next_lane)).map(|(b, _)| *b).collect();
         for bucket in turn {
-            let now = self.clock.now();
-            if !self.lanes[&bucket].can_start(now) {
-                continue;
-            }
-            if !self.window.open(self.settings.window) {
-                self.next_lane = bucket;
-                break;
-            }
-            // A sweep over slow buckets must not outlast the lease: renew, then go on with this one. The first after a
-            // renewal always goes, or a slow renewal would leave no time for anything.
-            let due = self.leases_due().is_none_or(|due| due <= now);
-            if (due && (started || self.waits_for_quiet())) || !self.may_publish(now) {
-                self.next_lane = bucket;
-                if self.budget.is_some() {
-                    // Too old for a whole publish, though not yet due.
-                    self.tenure.suspend();
+            for start in self.startable(bucket) {
+                let now = self.clock.now();
+                if !self.window.open(self.settings.window) {
+                    self.next_lane = bucket;
+                    return Ok(any);
                 }
-                return Ok(any || !self.waits_for_quiet());
-            }
-            started = true;
-            self.next_lane = bucket + 1;
-            match self.start(bucket) {
-                Ok(started) => any |= started,
-                Err(StoreError::Retry(error)) => {
-                    self.unreadable(bucket, &error);
-                    break;
+                // A sweep over slow buckets must not outlast the lease: renew, then go on with this one. The first after a
+                // renewal always goes, or a slow renewal would leave no time for anything.
+                let due = self.leases_due().is_none_or(|due| due <= now);
+                if (due && (started || self.waits_for_quiet())) || !self.may_publish(now) {
+                    self.next_lane = bucket;
+                    if self.budget.is_some() {
+                        // Too old for a whole publish, though not yet due.
+                        self.tenure.suspend();
+                    }
+                    return Ok(any || !self.waits_for_quiet());
                 }
-                Err(leave) => return Err(leave),
+                started = true;
+                self.next_lane = bucket + 1;
+                let outcome = match start {
+                    Start::Batch => self.start(bucket),
+                    Start::Retry(first) => self.retry(bucket, first),
+                };
+                match outcome {
+                    Ok(started) => any |= started,
+                    Err(StoreError::Retry(error)) => {
+                        self.unreadable(bucket, &error);
+                        return Ok(any);
+                    }
+                    Err(leave) => return Err(leave),
+                }
             }
         }
         Ok(any)
+    }
+
+    /// What may be started of a bucket now.
+    fn startable(&self, bucket: Bucket) -> Vec<Start> {
+        let (lane, now) = (&self.lanes[&bucket], self.clock.now());
+        let batch = lane.can_start(now).then_some(Start::Batch);
+        // Before the batch, which may begin in front of them.
+        let retries = lane.due(now, &self.paused, RETRIES_MAX).into_iter().map(Start::Retry);
+        retries.chain(batch).collect()
     }
 
     /// A bucket could not be read: it waits longer each time, the others only this once.
@@ -114,12 +140,83 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         any
     }
 
-    /// Fetches a batch of the bucket and submits it.
-    pub(super) fn start(&mut self, bucket: Bucket) -> Result<bool, StoreError> {
-        let lane = &self.lanes[&bucket];
-        let limits = Limits { rows: lane.rows(self.settings.batch_size), bytes: self.settings.batch_bytes };
+    /// Fetches a batch of the bucket and submits what need not wait.
+    fn start(&mut self, bucket: Bucket) -> Result<bool, StoreError> {
+        let limits = Limits { rows: self.settings.batch_size, bytes: self.settings.batch_bytes };
+        let position = self.lanes[&bucket].position();
+        let Some((mut batch, more)) = self.read(bucket, position, limits)? else { return Ok(true) };
+        let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+        if batch.is_empty() {
+            lane.found_empty();
+            self.recycle(batch);
+            return Ok(false);
+        }
+        let more = lane.admit(&mut batch, more, &self.paused);
+        if batch.is_empty() {
+            // All of it waits. Behind it there may be something that need not, unless the store has begun anew because of a
+            // commit that a bell is about to tell of.
+            let further = lane.position() > position;
+            self.recycle(batch);
+            return Ok(more && further);
+        }
+        let first = batch.id(0);
+        let id = self.take_off(bucket, batch, None);
+        self.lanes.get_mut(&bucket).expect("it was there").flight = Some((id, first));
+        self.hand_over(id);
+        Ok(true)
+    }
+
+    /// Tries a refused row again, alone.
+    fn retry(&mut self, bucket: Bucket, first: i64) -> Result<bool, StoreError> {
+        let limits = Limits { rows: 1, bytes: self.settings.batch_bytes };
+        let Some((batch, _)) = self.read(bucket, first - 1, limits)? else { return Ok(true) };
+        let later = self.clock.now() + self.settings.error_backoff;
+        let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+        let row = batch.ids(batch.len()).next();
+        let hold = lane.holds.get_mut(first).expect("it is due");
+        match row {
+            // A late one in front of it, of which a bell is about to tell.
+            Some(id) if id < first => {
+                hold.retry_at = Some(later);
+                lane.read_again_from(id);
+            }
+            Some(id) if id == first && hold.unit.has(&batch.message(0)) => {
+                let batch = self.letter(bucket, first, batch);
+                let id = self.take_off(bucket, batch, Some(first));
+                let lane = self.lanes.get_mut(&bucket).expect("it was there");
+                lane.holds.get_mut(first).expect("it is due").flight = Some(id);
+                self.hand_over(id);
+                return Ok(true);
+            }
+            // Somebody has removed it, or sent it elsewhere.
+            _ => lane.release(first),
+        }
+        self.recycle(batch);
+        Ok(true)
+    }
+
+    /// The row as it is to be sent: if it was refused for too long, to its topic's dead-letter topic.
+    fn letter(&self, bucket: Bucket, first: i64, batch: Batch) -> Batch {
+        let now = self.clock.now();
+        let hold = self.lanes[&bucket].holds.get(first).expect("it is due");
+        let rule = self.topics.get(hold.topic()).unwrap_or(&self.default_rule);
+        let failing_for = now.since(hold.since);
+        let next = policy::next(rule, self.settings.patience, hold.attempts, failing_for);
+        let Next::DeadLetter(topic) = next else { return batch };
+        if hold.unit.is_topic() {
+            return batch;
+        }
+        let now = self.clock.since_1970();
+        let first_refused = now.saturating_sub(failing_for);
+        let reason = Reason { error: &hold.error, attempts: hold.attempts, first_refused, now };
+        // Headers that can't be read are why it was refused; it then stays what it is.
+        dead_letter::letter(&batch.message(0), topic, reason).unwrap_or(batch)
+    }
+
+    /// Reads rows, if their lease outlasts that.
+    fn read(&mut self, bucket: Bucket, after: i64, limits: Limits) -> Result<Option<(Batch, bool)>, StoreError> {
         let mut batch = self.spare.pop().unwrap_or_default();
-        let fetched = self.store.fetch(bucket, lane.position(), limits, &mut batch);
+        let fetched = self.store.fetch(bucket, after, limits, &mut batch);
         if fetched.is_ok() {
             let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
             if let Some((attempts, _)) = lane.unreadable.take() {
@@ -128,40 +225,38 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
         }
         let lasts = self.may_publish(self.clock.now()) || broken(Rule::LeaseAfterFetch);
-        let usable = fetched.is_ok() && !batch.is_empty() && lasts;
-        if !usable {
-            let empty = batch.is_empty();
-            self.recycle(batch);
-            fetched?;
-            if empty {
-                self.lanes.get_mut(&bucket).expect("fetching changes no lanes").found_empty();
-                return Ok(false);
+        match fetched {
+            Ok(more) if lasts || batch.is_empty() => Ok(Some((batch, more))),
+            Ok(_) => {
+                self.recycle(batch);
+                warn!("reading a batch took too long for the lease; the batch is not published");
+                self.tenure.suspend();
+                Ok(None)
             }
-            warn!("reading a batch took too long for the lease; the batch is not published");
-            self.tenure.suspend();
-            return Ok(true);
+            Err(error) => {
+                self.recycle(batch);
+                Err(error)
+            }
         }
-        let more = fetched?;
+    }
+
+    /// A batch is on its way from now on.
+    fn take_off(&mut self, bucket: Bucket, batch: Batch, retries: Option<i64>) -> FlightId {
         let now = self.clock.now();
-        let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
-        let admitted = lane.admit(batch.ids(batch.len()), now);
-        let more = more || admitted < batch.len();
-        batch.truncate(admitted);
-        let Some(last_id) = batch.last_id() else {
-            self.recycle(batch);
-            return Ok(false);
-        };
         let id = self.next_flight;
         self.next_flight = self.next_flight.wrapping_add(1);
-        let apart = lane.failing.is_some_and(|failing| failing.id == batch.id(0));
-        lane.started(id, last_id, more);
-        if self.flights.is_empty() {
-            self.silence.since = self.clock.now();
+        if !self.batches_in_flight() {
+            self.silence.since = now;
         }
         self.window.add(batch.len(), batch.bytes());
-        self.flights.insert(id, Flight::new(lane.lease, now, batch, apart));
-        self.hand_over(id);
-        Ok(true)
+        let lease = self.lanes[&bucket].lease;
+        self.flights.insert(id, Flight::new(lease, now, batch, retries));
+        id
+    }
+
+    /// Whether anything is on its way but refused rows, which may wait for long.
+    pub(super) fn batches_in_flight(&self) -> bool {
+        self.flights.values().any(|flight| flight.retries.is_none())
     }
 
     /// Keeps a few buffers for the next batches.
@@ -176,7 +271,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn hand_over(&mut self, id: FlightId) -> bool {
         let flight = self.flights.get_mut(&id).expect("only flights that exist are submitted");
         let Some(from) = flight.next() else { return false };
-        let submitted = if flight.apart {
+        let submitted = if flight.retries.is_some() {
             self.publisher.submit_apart(id, &flight.batch)
         } else {
             self.publisher.submit(id, &flight.batch, from)

@@ -10,6 +10,7 @@ use crate::message::Batch;
 use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
 
 use super::Seat;
+use super::database::Label;
 use super::plan::START;
 use super::truth::{Promise, Serial};
 use super::world::{Actor, Verb, World};
@@ -33,6 +34,10 @@ pub(crate) struct Broker {
     /// Where chance rules: most from sending to the log, and from there to the report.
     pub(super) transit: Duration,
     refused: BTreeMap<(Bucket, i64), (Refuser, Time)>,
+    /// Topics that have trouble, which, and until when.
+    troubles: BTreeMap<&'static str, (Trouble, Time)>,
+    /// Those that had any at any time.
+    pub(super) troubled: BTreeSet<&'static str>,
     appended: BTreeSet<(Bucket, i64)>,
 }
 
@@ -53,6 +58,15 @@ pub(crate) enum Refuser {
     Client,
 }
 
+/// What is the matter with a topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The broker takes no messages of it.
+    Refuses,
+    /// It has no leader: the client keeps its messages and says nothing.
+    Silent,
+}
+
 /// What one relay has with its client.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -64,7 +78,8 @@ pub(crate) struct Client {
     pub most_bytes: usize,
     /// Rows that were handed over apart from all others.
     pub apart: Vec<(Bucket, i64)>,
-    flights: BTreeMap<Bucket, (FlightId, usize)>,
+    /// What is out, by unit of order: of which flight, and how many rows.
+    out: BTreeMap<(Bucket, Label), (FlightId, usize)>,
     queued: VecDeque<Row>,
     sent: usize,
     reports: Vec<Outcome>,
@@ -78,6 +93,8 @@ pub(crate) struct Client {
     begun: BTreeMap<FlightId, u32>,
     /// Its process has ended.
     pub gone: bool,
+    /// A broker has answered an inquiry.
+    answered: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +103,7 @@ struct Row {
     index: usize,
     bucket: Bucket,
     id: i64,
+    label: Label,
     serial: Serial,
     bytes: usize,
     send_at: Time,
@@ -100,7 +118,7 @@ impl Default for Client {
             bytes: 0,
             most_rows: 0,
             most_bytes: 0,
-            flights: BTreeMap::new(),
+            out: BTreeMap::new(),
             queued: VecDeque::new(),
             sent: 0,
             reports: Vec::new(),
@@ -110,6 +128,7 @@ impl Default for Client {
             generation: 0,
             begun: BTreeMap::new(),
             gone: false,
+            answered: false,
             apart: Vec::new(),
         }
     }
@@ -127,6 +146,8 @@ impl Default for Broker {
             away: None,
             transit: Duration::ZERO,
             refused: BTreeMap::new(),
+            troubles: BTreeMap::new(),
+            troubled: BTreeSet::new(),
             appended: BTreeSet::new(),
         }
     }
@@ -162,17 +183,42 @@ impl Broker {
         self.refused.get(&row).is_some_and(|(by, until)| *by == who && now < *until)
     }
 
+    fn trouble(&self, topic: &str, now: Time) -> Option<Trouble> {
+        self.troubles.get(topic).filter(|(_, until)| now < *until).map(|(trouble, _)| *trouble)
+    }
+
+    /// What the broker says to a row that arrives.
+    fn verdict(&self, row: &Row, now: Time) -> Result<(), PublishError> {
+        if self.trouble(row.label.topic, now) == Some(Trouble::Refuses) {
+            return Err(PublishError::Topic("there is no such topic".to_owned()));
+        }
+        if self.refuses((row.bucket, row.id), Refuser::Broker, now) && row.label.topic != LETTERS {
+            return Err(refused());
+        }
+        Ok(())
+    }
+
     /// The first moment from `time` on at which it answers.
     fn reachable(&self, time: Time) -> Time {
         self.away.as_ref().filter(|away| away.contains(&time)).map_or(time, |away| away.end)
     }
 }
 
+/// Where dead letters go in this world; nothing is refused there.
+pub(crate) const LETTERS: &str = "letters";
+
 fn refused() -> PublishError {
-    PublishError::Refused("it is too large".to_owned())
+    PublishError::Invalid("it is too large".to_owned())
 }
 
 impl World {
+    /// Until then the topic has this trouble.
+    pub fn trouble(&mut self, topic: &'static str, trouble: Trouble, until: Time) {
+        self.broker.troubles.insert(topic, (trouble, until));
+        self.broker.troubled.insert(topic);
+        self.schedule(until, |world| (0..world.actors.len()).for_each(|relay| world.send(relay)));
+    }
+
     /// What the relay has with its client.
     pub fn client(&self, relay: &str) -> &Client {
         &self.actors.iter().find(|actor| actor.id == relay).expect("a relay of that name").client
@@ -195,13 +241,12 @@ impl World {
         let mut outcomes = Vec::new();
         let Actor { id, client, .. } = &mut self.actors[relay];
         while client.sent < self.broker.pipeline
-            && let Some(row) = client.queued.front().copied().filter(|row| row.send_at <= self.now)
+            && let Some(row) = client.next(&self.broker, self.now)
         {
-            client.queued.pop_front();
             client.sent += 1;
             let named = (row.bucket, row.id);
-            if self.broker.refuses(named, Refuser::Broker, self.now) {
-                outcomes.push((row, Err(refused())));
+            if let Err(error) = self.broker.verdict(&row, self.now) {
+                outcomes.push((row, Err(error)));
                 continue;
             }
             self.broker.appended.insert(named);
@@ -250,9 +295,8 @@ impl World {
         let random = &mut self.chance.as_mut().expect("it is there").random;
         let mut arrivals = Vec::new();
         while client.sent < self.broker.pipeline
-            && let Some(row) = client.queued.front().copied().filter(|row| row.send_at <= now)
+            && let Some(row) = client.next(&self.broker, now)
         {
-            client.queued.pop_front();
             client.sent += 1;
             let at = now + self.broker.transit.mul_f64(random.f64() * random.f64());
             let at = client.on_the_way.back().map_or(at, |(_, before)| at.max(*before));
@@ -287,16 +331,16 @@ impl World {
 
     fn append(&mut self, relay: usize, row: Row) -> Result<(), PublishError> {
         let named = (row.bucket, row.id);
-        if self.broker.refuses(named, Refuser::Broker, self.now) {
+        if let Err(error) = self.broker.verdict(&row, self.now) {
             self.truth_let_go(row.serial, false);
             self.truth_refuses(relay, row.serial, row.flight, row.index);
-            self.note(Some(relay), &[11, row.id as u64], || format!("the broker refuses {named:?}"));
-            return Err(refused());
+            self.note(Some(relay), &[11, row.id as u64], || format!("the broker refuses {named:?}: {error}"));
+            return Err(error);
         }
         self.note(Some(relay), &[12, row.id as u64], || format!("the broker appends {named:?}"));
         self.broker.appended.insert(named);
         self.truth_let_go(row.serial, true);
-        self.truth_appends(row.serial);
+        self.truth_appends(row.serial, row.label.topic == LETTERS);
         Ok(())
     }
 
@@ -336,7 +380,7 @@ impl World {
             actor.latch = true;
         });
         for row in unreported {
-            self.truth_replaced(relay, row.flight, row.index);
+            self.truth_replaced(relay, row.serial, row.flight, row.index);
         }
         for row in queued {
             self.truth_let_go(row.serial, false);
@@ -371,6 +415,13 @@ impl World {
 }
 
 impl Client {
+    /// The next row to be sent.
+    fn next(&mut self, broker: &Broker, now: Time) -> Option<Row> {
+        let may_go = |row: &Row| broker.trouble(row.label.topic, now) != Some(Trouble::Silent);
+        let place = self.queued.iter().position(may_go).filter(|place| self.queued[*place].send_at <= now)?;
+        self.queued.remove(place)
+    }
+
     /// Whether something of the bucket may still be published.
     pub(super) fn may_publish(&self, bucket: Bucket) -> bool {
         self.queued.iter().chain(self.on_the_way.iter().map(|(row, _)| row)).any(|row| row.bucket == bucket)
@@ -378,7 +429,7 @@ impl Client {
 
     /// Rows of this bucket that the relay waits for.
     pub fn rows_of(&self, bucket: Bucket) -> usize {
-        self.flights.get(&bucket).map_or(0, |(_, rows)| *rows)
+        self.out.iter().filter(|((of, _), _)| *of == bucket).map(|(_, (_, rows))| rows).sum()
     }
 
     /// Rows whose acknowledgement the relay is about to see.
@@ -386,9 +437,9 @@ impl Client {
         self.reports.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(row, _)| row.serial)
     }
 
-    /// Whether no other batch of the bucket is on its way.
+    /// Whether no other batch with rows of its unit is on its way.
     fn take(&mut self, row: Row) -> bool {
-        let (flight, rows) = self.flights.entry(row.bucket).or_insert((row.flight, 0));
+        let (flight, rows) = self.out.entry((row.bucket, row.label)).or_insert((row.flight, 0));
         let only = *flight == row.flight;
         *rows += 1;
         self.rows += 1;
@@ -404,10 +455,11 @@ impl Client {
         let report = |(row, outcome): (Row, Result<(), PublishError>)| {
             self.rows -= 1;
             self.bytes -= row.bytes;
-            let (_, rows) = self.flights.get_mut(&row.bucket).expect("it was taken");
+            let unit = (row.bucket, row.label);
+            let (_, rows) = self.out.get_mut(&unit).expect("it was taken");
             *rows -= 1;
             if *rows == 0 {
-                self.flights.remove(&row.bucket);
+                self.out.remove(&unit);
             }
             Report { flight: row.flight, index: row.index as u32, outcome }
         };
@@ -437,7 +489,7 @@ impl Publisher for Seat<'_> {
                 break;
             }
             let message = batch.message(index);
-            let bucket = message.partition.expect("rows of this world name their bucket") as Bucket;
+            let bucket = u128::from_be_bytes(message.message_id) as Bucket;
             let serial = message.handle.try_into().map(Serial::from_be_bytes).expect("handles of this world");
             if world.truth.is_none() {
                 let owns = world.database.is_owner(&world.actors[relay].id, bucket, world.database_now());
@@ -453,7 +505,10 @@ impl Publisher for Seat<'_> {
                 break;
             }
             world.truth_submits(relay, serial, flight, index);
-            let row = Row { flight, index, bucket, id: message.id, serial, bytes: message.bytes(), send_at };
+            let topic =
+                if message.topic == LETTERS { LETTERS } else { world.database.label_of((bucket, message.id)).topic };
+            let label = Label { topic, ..world.database.label_of((bucket, message.id)) };
+            let row = Row { flight, index, bucket, id: message.id, label, serial, bytes: message.bytes(), send_at };
             if !world.actors[relay].client.take(row) {
                 let words = format!("{}: two batches of bucket {bucket}", world.actors[relay].id);
                 world.breach(Promise::OneBatchABucket, words);
@@ -473,7 +528,7 @@ impl Publisher for Seat<'_> {
         let submitted = self.submit(flight, batch, 0);
         if submitted.rows > 0 {
             let message = batch.message(0);
-            let bucket = message.partition.expect("rows of this world name their bucket") as Bucket;
+            let bucket = u128::from_be_bytes(message.message_id) as Bucket;
             self.world().actors[self.me].client.apart.push((bucket, message.id));
         }
         submitted
@@ -496,5 +551,22 @@ impl Publisher for Seat<'_> {
         let actor = &mut world.actors[self.me];
         actor.latch |= given_up.len() > 0;
         actor.client.reports.extend(given_up);
+    }
+
+    fn inquire(&mut self, _topic: &str) {
+        let mut world = self.world();
+        let relay = self.me;
+        world.record(relay, Verb::Inquire, Vec::new(), true);
+        let at = world.now + world.broker.delay;
+        world.schedule(at, move |world| {
+            if world.broker.reachable(world.now) == world.now {
+                let actor = &mut world.actors[relay];
+                (actor.client.answered, actor.latch) = (true, true);
+            }
+        });
+    }
+
+    fn answered(&mut self) -> bool {
+        std::mem::take(&mut self.world().actors[self.me].client.answered)
     }
 }

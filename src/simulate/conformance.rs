@@ -193,8 +193,8 @@ impl Ownership for Actor {
 }
 
 impl FailureNotes for Actor {
-    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
-        self.sit(|seat| seat.note_failure(failure))
+    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
+        self.sit(|seat| seat.note_failures(failures))
     }
 
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {

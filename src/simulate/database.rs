@@ -10,8 +10,9 @@ use crate::clock::Time;
 use crate::fence;
 use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
+use crate::policy::TopicRule;
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError, TopicRules,
 };
 
 use super::Seat;
@@ -42,6 +43,10 @@ pub(crate) struct Database {
     /// What was done to leases since somebody looked last.
     pub(super) changes: Vec<Change>,
     messages: BTreeMap<(Bucket, i64), Serial>,
+    /// What operators have laid down for topics.
+    pub rules: BTreeMap<String, TopicRule>,
+    /// Topic and key of those that have others than usual.
+    labels: BTreeMap<(Bucket, i64), Label>,
     leases: Vec<LeaseEntry>,
     relays: BTreeMap<String, Heartbeat>,
     hindrances: Vec<Hindering>,
@@ -102,9 +107,23 @@ struct Heartbeat {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Noted {
-    pub attempts: u32,
-    error: String,
-    next_try_at: Time,
+    pub failure: Failure,
+    /// On the database's clock.
+    first_failed_at: Time,
+    next_try_at: Option<Time>,
+}
+
+/// Topic and key of a message. Without a key its bucket, which it names as its partition, is its unit of order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Label {
+    pub topic: &'static str,
+    pub key: Option<u8>,
+}
+
+impl Default for Label {
+    fn default() -> Self {
+        Self { topic: "events", key: None }
+    }
 }
 
 /// How a commit is told.
@@ -156,6 +175,8 @@ impl Default for Database {
             dead: BTreeSet::new(),
             changes: Vec::new(),
             messages: BTreeMap::new(),
+            rules: BTreeMap::new(),
+            labels: BTreeMap::new(),
             leases: Vec::new(),
             relays: BTreeMap::new(),
             hindrances: Vec::new(),
@@ -261,6 +282,26 @@ impl Database {
 
     pub(super) fn insert(&mut self, bucket: Bucket, id: i64, serial: Serial) {
         self.messages.insert((bucket, id), serial);
+    }
+
+    /// From now on the message of this id has topic and key.
+    pub fn label(&mut self, bucket: Bucket, id: i64, label: Label) {
+        self.labels.insert((bucket, id), label);
+    }
+
+    pub(super) fn label_of(&self, row: (Bucket, i64)) -> Label {
+        self.labels.get(&row).copied().unwrap_or_default()
+    }
+
+    /// An operator wants everything that is parked to be tried again now. Whether anything is.
+    pub fn retry_all(&mut self, now: Time) -> bool {
+        let parked: Vec<_> = self.failures.values_mut().filter(|noted| noted.next_try_at.is_none()).collect();
+        let any = !parked.is_empty();
+        for noted in parked {
+            noted.next_try_at = Some(now);
+            noted.failure.attempts = 0;
+        }
+        any
     }
 
     /// The buckets of the leases that name this relay, expired or not.
@@ -453,8 +494,7 @@ impl Database {
                 }
             }
             if one.ends_failure {
-                let last = one.batch.id(one.len - 1);
-                self.failures.retain(|(of, id), _| *of != bucket || *id > last);
+                one.batch.ids(one.len).for_each(|id| drop(self.failures.remove(&(bucket, id))));
             }
         }
         (holds, removed)
@@ -644,15 +684,16 @@ impl Store for Seat<'_> {
                     more = true;
                     break;
                 }
+                let label = database.label_of((bucket, id));
                 batch.push(&Message {
                     id,
-                    topic: "events",
-                    // So that the broker sees which bucket a row is of.
+                    topic: label.topic,
                     partition: Some(bucket as i32),
-                    key: None,
+                    key: label.key.as_ref().map(std::slice::from_ref),
                     value: Some(&value),
                     headers: None,
-                    message_id: [0; 16],
+                    // So that the broker sees which bucket a row is of.
+                    message_id: u128::from(bucket).to_be_bytes(),
                     handle: &serial.to_be_bytes(),
                 });
             }
@@ -695,6 +736,16 @@ impl Store for Seat<'_> {
     fn failure_notes(&mut self) -> Option<&mut dyn FailureNotes> {
         Some(self)
     }
+
+    fn topic_rules(&mut self) -> Option<&mut dyn TopicRules> {
+        Some(self)
+    }
+}
+
+impl TopicRules for Seat<'_> {
+    fn topic_rules(&mut self) -> Result<BTreeMap<String, TopicRule>, StoreError> {
+        self.call(Verb::TopicRules, |world, _| (world.database.rules.clone(), Vec::new()))
+    }
 }
 
 impl Renewal for Seat<'_> {
@@ -734,13 +785,21 @@ impl Renewal for Seat<'_> {
 }
 
 impl FailureNotes for Seat<'_> {
-    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
-        self.call(Verb::NoteFailure, |world, _| {
-            let next_try_at = world.database_now() + failure.wait;
-            let noted = Noted { attempts: failure.attempts, error: failure.error.clone(), next_try_at };
-            let row = (failure.bucket, failure.id);
-            world.database.failures.insert(row, noted);
-            ((), vec![row])
+    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
+        self.call(Verb::NoteFailures, |world, _| {
+            let now = world.database_now();
+            let rows = failures.iter().map(|failure| {
+                let row = (failure.bucket, failure.id);
+                let before = world.database.failures.get(&row).map(|before| before.first_failed_at);
+                let noted = Noted {
+                    failure: failure.clone(),
+                    first_failed_at: before.unwrap_or(now.before(failure.failing_for)),
+                    next_try_at: failure.wait.map(|wait| now + wait),
+                };
+                world.database.failures.insert(row, noted);
+                row
+            });
+            ((), rows.collect())
         })
     }
 
@@ -748,13 +807,15 @@ impl FailureNotes for Seat<'_> {
         self.call(Verb::Failures, |world, _| {
             let now = world.database_now();
             let database = &world.database;
-            let failures = buckets.iter().filter_map(|bucket| {
-                let mut notes = database.failures.range((*bucket, 0)..=(*bucket, i64::MAX));
-                let (&(bucket, id), noted) = notes.find(|(place, _)| database.messages.contains_key(place))?;
-                let wait = noted.next_try_at.since(now);
-                Some(Failure { bucket, id, attempts: noted.attempts, error: noted.error.clone(), wait })
+            let read = buckets.iter().flat_map(|bucket| {
+                let notes = database.failures.range((*bucket, 0)..=(*bucket, i64::MAX));
+                notes.filter(|(place, _)| database.messages.contains_key(place)).map(|(_, noted)| Failure {
+                    wait: noted.next_try_at.map(|at| at.since(now)),
+                    failing_for: now.since(noted.first_failed_at),
+                    ..noted.failure.clone()
+                })
             });
-            (failures.collect(), Vec::new())
+            (read.collect(), Vec::new())
         })
     }
 }

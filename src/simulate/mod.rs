@@ -41,9 +41,9 @@ pub use mutations::find_mutations;
 pub use search::{replay, search};
 
 #[cfg(test)]
-pub(crate) use broker::Refuser;
+pub(crate) use broker::{LETTERS, Refuser, Trouble};
 #[cfg(test)]
-pub(crate) use database::{Failing, Hindrance, Ring};
+pub(crate) use database::{Failing, Hindrance, Label, Ring};
 pub(crate) use world::World;
 #[cfg(test)]
 pub(crate) use world::{Call, Verb};
@@ -53,14 +53,16 @@ use world::Whereabouts;
 /// Relays, a world and a script, before they run.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// Those of every relay.
+    /// Those of every relay. Nothing is parked unless a script wants it.
     pub settings: Settings,
     pub world: World,
 }
 
 impl Simulation {
     pub fn new() -> Self {
-        Self { settings: Settings::default(), world: World::new() }
+        let mut settings = Settings::default();
+        settings.patience.max_attempts = u32::MAX;
+        Self { settings, world: World::new() }
     }
 
     /// A relay that begins at this time.

@@ -18,7 +18,7 @@ pub(crate) struct Missed {
 }
 
 /// The table of docs/simulation.md.
-pub(crate) const MISSED: [Missed; 39] = [
+pub(crate) const MISSED: [Missed; 38] = [
     missed(Rule::LeaseAfterFetch, Promise::PublishOnlyWithALease, 127),
     missed(Rule::LeaseBeforeTheRest, Promise::PublishOnlyWithALease, 14075),
     missed(Rule::LeaseBeforeRemoval, Promise::RemoveOnlyWithALease, 962),
@@ -41,7 +41,6 @@ pub(crate) const MISSED: [Missed; 39] = [
     missed(Rule::LateCommits, Promise::OrderOfAKey, 8),
     missed(Rule::UnknownBells, Promise::OrderOfAKey, 6),
     missed(Rule::SafetyRescan, Promise::EverythingDrains, 50),
-    missed(Rule::HeadOnlyRetry, Promise::NoPanic, 22),
     missed(Rule::NoOvertaking, Promise::DuplicatesHaveACause, 11683),
     missed(Rule::FairShare, Promise::SharesSettle, 2),
     missed(Rule::ClaimOnlyTheShare, Promise::SharesSettle, 613),
@@ -65,7 +64,7 @@ const fn missed(rule: Rule, promise: Promise, seed: u64) -> Missed {
 }
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 39] = [
+pub(crate) const RULES: [Rule; 42] = [
     Rule::LeaseAfterFetch,
     Rule::LeaseBeforeTheRest,
     Rule::LeaseBeforeRemoval,
@@ -84,11 +83,14 @@ pub(crate) const RULES: [Rule; 39] = [
     Rule::OneBatchABucket,
     Rule::Window,
     Rule::PrefixOnly,
+    Rule::UnitsAreIndependent,
+    Rule::HeldRowsWait,
+    Rule::RetriesInOrder,
+    Rule::RetriesAreNotCrossed,
     Rule::PositionStepsBack,
     Rule::LateCommits,
     Rule::UnknownBells,
     Rule::SafetyRescan,
-    Rule::HeadOnlyRetry,
     Rule::NoOvertaking,
     Rule::FairShare,
     Rule::ClaimOnlyTheShare,

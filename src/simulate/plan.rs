@@ -8,10 +8,11 @@ use fastrand::Rng;
 
 use crate::clock::Time;
 use crate::lease::LeaseTimes;
+use crate::policy::{Patience, Policy};
 use crate::settings::Settings;
 use crate::window;
 
-use super::broker::Refuser;
+use super::broker::{LETTERS, Refuser, Trouble};
 use super::database::{Failing, Hindrance};
 use super::world::Verb;
 
@@ -34,6 +35,10 @@ pub(crate) struct Plan {
     pub relays: Vec<Time>,
     pub transactions: Vec<Transaction>,
     pub faults: Vec<Fault>,
+    /// There are no other faults than refused messages and topics with trouble.
+    pub failures_only: bool,
+    /// What becomes of refused messages, by topic.
+    pub policies: [Policy; 2],
     /// From now on there are no faults, and everything has to settle.
     pub calm: Time,
 }
@@ -145,6 +150,15 @@ pub(crate) enum What {
     Steal {
         bucket: u32,
     },
+    /// A topic has trouble.
+    Topic {
+        topic: usize,
+        trouble: Trouble,
+    },
+    /// A topic is paused.
+    Pause {
+        topic: usize,
+    },
     /// A relay joins.
     Join,
     /// The bucket count is changed, as soon as no writer is under way.
@@ -163,7 +177,7 @@ const VERBS: [Verb; 11] = [
     Verb::Pending,
     Verb::Fetch,
     Verb::Acknowledge,
-    Verb::NoteFailure,
+    Verb::NoteFailures,
     Verb::Failures,
     Verb::Release,
 ];
@@ -190,6 +204,10 @@ fn settings(random: &mut Rng, renews: bool) -> Settings {
         batch_size: one_of(random, &[1, 2, 3, 5, 500]),
         batch_bytes: one_of(random, &[1, 60, 4 << 20, 4 << 20]),
         window: window::Size::default(),
+        patience: Patience {
+            max_attempts: one_of(random, &[1, 2, u32::MAX]),
+            park_patience: one_of(random, &[Duration::ZERO, Duration::from_secs(2)]),
+        },
         poll_interval: ms(random, 300..8000),
         error_backoff: ms(random, 50..1500),
         shutdown_timeout: ms(random, 600..4000),
@@ -232,6 +250,8 @@ impl Plan {
             relays,
             transactions: Vec::new(),
             faults: Vec::new(),
+            failures_only: random.u8(..8) == 0,
+            policies: [Policy::ParkKey, Policy::ParkKey],
             calm,
         };
         plan.draw_transactions(random);
@@ -240,6 +260,7 @@ impl Plan {
             let fault = plan.draw_fault(random);
             plan.faults.push(fault);
         }
+        plan.draw_policies(random);
         plan
     }
 
@@ -287,6 +308,16 @@ impl Plan {
         }
     }
 
+    fn draw_policies(&mut self, random: &mut Rng) {
+        for policy in &mut self.policies {
+            *policy = match random.u8(..4) {
+                0 => Policy::DeadLetter(LETTERS.to_owned()),
+                1 if !self.failures_only => Policy::Block,
+                _ => Policy::ParkKey,
+            };
+        }
+    }
+
     fn draw_fault(&self, random: &mut Rng) -> Fault {
         // Mostly while there is something to do: a transaction has just ended, or is about to.
         let transaction = &self.transactions[random.usize(..self.transactions.len())];
@@ -300,7 +331,17 @@ impl Plan {
         };
         let lasts = lasts.min(self.calm - at);
         let relay = random.usize(..4);
-        let what = match random.u8(..50) {
+        let what = match if self.failures_only { random.u8(50..60) } else { random.u8(..54) } {
+            50 | 51 => What::Topic {
+                topic: random.usize(..2),
+                trouble: if random.bool() { Trouble::Silent } else { Trouble::Refuses },
+            },
+            52 => What::Pause { topic: random.usize(..2) },
+            53..=59 => What::Refusal {
+                transaction: random.usize(..self.transactions.len()),
+                row: random.usize(..3),
+                by: if random.bool() { Refuser::Broker } else { Refuser::Client },
+            },
             0..=11 => What::Store {
                 relay: random.bool().then_some(relay),
                 verb: (random.u8(..4) != 0).then(|| one_of(random, &VERBS)),
@@ -366,6 +407,13 @@ impl Plan {
             + Duration::from_millis(set_back.sum())
             + self.drains()
             + Duration::from_secs(2)
+    }
+
+    /// How long a message may wait that has nothing to do with refused ones and troubled topics, if there are no other faults:
+    /// a topic is taken for silent only after a while.
+    pub fn beside_failures(&self) -> Option<Duration> {
+        let reads = self.settings.lease.duration + Duration::from_secs(12);
+        self.failures_only.then(|| self.patience() + reads + self.drains() * 2)
     }
 
     /// How long it takes to publish everything one by one, if it has to be.

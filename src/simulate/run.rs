@@ -12,11 +12,13 @@ use fastrand::Rng;
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
+use crate::policy::TopicRule;
 use crate::relay::Ended;
 use crate::relay::ports::{Order, Round};
 
+use super::broker::Trouble;
 use super::plan::{Fault, Plan, What};
-use super::truth::{Breach, Cause, Promise, Truth};
+use super::truth::{Breach, Cause, Promise, TOPICS, Truth};
 use super::world::{Chance, PlanTimes, Refusal, Whereabouts, World};
 
 /// What a run has shown.
@@ -32,6 +34,9 @@ pub(crate) struct Outcome {
 /// Between the end of a process and the next one in its place; longer with each.
 const RESTART: Duration = Duration::from_millis(50);
 const RESTART_MOST: Duration = Duration::from_secs(1);
+
+/// How often an operator looks for parked messages, once faults have ended.
+const OPERATOR_LOOKS: Duration = Duration::from_secs(2);
 
 /// Between two attempts to change the bucket count.
 const CHANGE_RETRY: Duration = Duration::from_millis(5);
@@ -64,13 +69,21 @@ fn words_of(panic: &(dyn Any + Send)) -> String {
 impl World {
     fn prepare(&mut self, plan: &Plan) {
         self.chance = Some(Chance { random: Rng::with_seed(plan.seed), latency: plan.latency, calm: plan.calm });
-        self.plan_times = Some(PlanTimes { settled: plan.settled(), patience: plan.patience() });
+        self.plan_times = Some(PlanTimes {
+            settled: plan.settled(),
+            patience: plan.patience(),
+            beside_failures: plan.beside_failures(),
+        });
         self.database.bucket_count = plan.buckets;
         self.database.renews = plan.renews;
         self.database.rounds_in_turn = plan.rounds_in_turn;
         self.database.value_size = 20;
         self.database.seed(plan.settings.lease.duration);
         self.settings = plan.settings.clone();
+        for (topic, policy) in TOPICS.into_iter().zip(&plan.policies) {
+            let rule = TopicRule { policy: policy.clone(), ..TopicRule::default() };
+            self.database.rules.insert(topic.to_owned(), rule);
+        }
         self.broker.linger = plan.broker.linger;
         self.broker.delay = Duration::ZERO;
         self.broker.transit = plan.broker.transit;
@@ -116,9 +129,23 @@ impl World {
     fn calm(&mut self) {
         let now = self.now;
         self.note(None, &[20], || "calm".to_owned());
+        self.retry_all();
         if !self.actors.iter().any(|actor| actor.lives(now)) {
             self.join(now);
         }
+    }
+
+    /// An operator has what was refused tried again, and some of it may be parked only a moment later.
+    fn retry_all(&mut self) {
+        let now = self.now;
+        if self.plan_times.is_some_and(|times| now >= times.settled) {
+            return;
+        }
+        let database_now = self.database_now();
+        if self.database.retry_all(database_now) {
+            self.actors.iter_mut().for_each(|actor| actor.order(Order::LookAgain));
+        }
+        self.schedule(now + OPERATOR_LOOKS, World::retry_all);
     }
 
     pub(super) fn refuse_as_planned(&mut self, transaction: usize, row: usize, bucket: Bucket, id: i64) {
@@ -156,6 +183,16 @@ impl World {
                 self.count("slow brokers");
             }
             What::Refusal { .. } => {}
+            What::Topic { topic, trouble } => {
+                self.count(if trouble == Trouble::Silent { "silent topics" } else { "refusing topics" });
+                self.trouble(TOPICS[topic], trouble, until);
+            }
+            What::Pause { topic } => {
+                self.count("paused topics");
+                self.broker.troubled.insert(TOPICS[topic]);
+                self.pause(topic, true);
+                self.schedule(until, move |world| world.pause(topic, false));
+            }
             What::ClientReplaced { relay: number } => {
                 if let Some(relay) = relay(number, self) {
                     self.replace_client(relay);
@@ -206,6 +243,13 @@ impl World {
                 self.join(now);
             }
         }
+    }
+
+    fn pause(&mut self, topic: usize, paused: bool) {
+        if let Some(rule) = self.database.rules.get_mut(TOPICS[topic]) {
+            rule.paused = paused;
+        }
+        self.actors.iter_mut().for_each(|actor| actor.order(Order::LookAgain));
     }
 
     fn change_bucket_count(&mut self, to: u32, until: Time) {

@@ -13,8 +13,11 @@ use crate::clock::Time;
 use crate::lease::Lease;
 use crate::relay::ports::FlightId;
 
-use super::database::{Change, Why};
+use super::database::{Change, Label, Why};
 use super::world::{Verb, World};
+
+/// Those of a run.
+pub(crate) const TOPICS: [&str; 2] = ["events", "others"];
 
 /// A message, over all copies of it.
 pub(crate) type Serial = u32;
@@ -25,6 +28,7 @@ pub(crate) enum Promise {
     NothingLost,
     NothingInvented,
     OrderOfAKey,
+    NewestIsLast,
     DuplicatesHaveACause,
     OneOwnerABucket,
     PublishOnlyWithALease,
@@ -36,6 +40,7 @@ pub(crate) enum Promise {
     ClocksOnlyForward,
     SharesSettle,
     NoBucketStarves,
+    OthersFlow,
     EverythingDrains,
     RelaysRest,
     NoPanic,
@@ -47,6 +52,7 @@ impl fmt::Display for Promise {
             Promise::NothingLost => "nothing is lost",
             Promise::NothingInvented => "nothing is invented",
             Promise::OrderOfAKey => "a key's messages arrive in order",
+            Promise::NewestIsLast => "a consumer is left with a key's newest message, whatever was refused",
             Promise::DuplicatesHaveACause => "a duplicate has a cause",
             Promise::OneOwnerABucket => "a bucket has one owner",
             Promise::PublishOnlyWithALease => "only who holds a lease publishes",
@@ -58,6 +64,7 @@ impl fmt::Display for Promise {
             Promise::ClocksOnlyForward => "leases are never shortened or revived",
             Promise::SharesSettle => "shares settle, and then nothing changes owner",
             Promise::NoBucketStarves => "no bucket starves",
+            Promise::OthersFlow => "a refused message holds up its own key only, a topic with trouble itself only",
             Promise::EverythingDrains => "everything drains once faults have ended",
             Promise::RelaysRest => "a relay rests when there is nothing to do",
             Promise::NoPanic => "no relay panics",
@@ -108,6 +115,8 @@ struct Message {
     rolled_back: bool,
     removed: bool,
     appended: u32,
+    /// It went to the dead-letter topic.
+    lettered: bool,
     /// Copies that clients hold and may still send.
     with_clients: u32,
     /// Its last submission.
@@ -126,14 +135,20 @@ struct Key {
     published: usize,
     /// Nobody promises an order: a message was refused, or its writers do not lock it.
     without_order: bool,
+    /// A message of it was refused.
+    refused: bool,
+    /// Its writers do not lock it.
+    unlocked: bool,
+    /// Whose copy is the last that consumers see.
+    last: Option<Serial>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Truth {
     messages: Vec<Message>,
     keys: BTreeMap<u8, Key>,
-    /// The lowest index of a flight from which on rows may be published again, and why.
-    failed: BTreeMap<(usize, FlightId), (usize, Cause)>,
+    /// The lowest index of a flight from which on rows of a key may be published again, and why.
+    failed: BTreeMap<(usize, FlightId, u8), (usize, Cause)>,
     /// From before the latest call by which a relay knows its leases, and how long they last.
     confirmed: BTreeMap<usize, (Time, Duration)>,
     /// Relays that have stopped for good.
@@ -153,8 +168,8 @@ impl Truth {
         Self { most_rows, ..Self::default() }
     }
 
-    fn fails(&mut self, relay: usize, flight: FlightId, index: usize, cause: Cause) {
-        let first = self.failed.entry((relay, flight)).or_insert((index, cause));
+    fn fails(&mut self, relay: usize, flight: FlightId, key: u8, index: usize, cause: Cause) {
+        let first = self.failed.entry((relay, flight, key)).or_insert((index, cause));
         if index < first.0 {
             *first = (index, cause);
         }
@@ -181,14 +196,24 @@ impl World {
             rolled_back: false,
             removed: false,
             appended: 0,
+            lettered: false,
             with_clients: 0,
             submitted: None,
             again: None,
             answered: false,
             allowed: None,
         });
-        truth.keys.entry(key).or_default().without_order |= !ordered;
+        let key = truth.keys.entry(key).or_default();
+        key.without_order |= !ordered;
+        key.unlocked |= !ordered;
         serial
+    }
+
+    /// Keys are shared out to two topics.
+    pub(super) fn truth_label(&self, serial: Serial) -> Label {
+        let Some(truth) = &self.truth else { return Label::default() };
+        let key = truth.messages[serial as usize].key;
+        Label { topic: TOPICS[usize::from(key % 2)], key: Some(key) }
     }
 
     pub(super) fn truth_visible(&mut self, serial: Serial) {
@@ -209,8 +234,9 @@ impl World {
     pub(super) fn truth_submits(&mut self, relay: usize, serial: Serial, flight: FlightId, index: usize) {
         let now = self.now;
         let Some(truth) = &mut self.truth else { return };
+        let key = truth.messages[serial as usize].key;
         let behind_failed = |(relay, flight, index): (usize, FlightId, usize)| {
-            truth.failed.get(&(relay, flight)).filter(|(failed, _)| *failed <= index).map(|(_, cause)| *cause)
+            truth.failed.get(&(relay, flight, key)).filter(|(failed, _)| *failed <= index).map(|(_, cause)| *cause)
         };
         let message = &mut truth.messages[serial as usize];
         let bucket = message.bucket;
@@ -290,20 +316,25 @@ impl World {
     }
 
     /// A client had sent the message and was replaced: nobody will say whether it arrived.
-    pub(super) fn truth_replaced(&mut self, relay: usize, flight: FlightId, index: usize) {
+    pub(super) fn truth_replaced(&mut self, relay: usize, serial: Serial, flight: FlightId, index: usize) {
         if let Some(truth) = &mut self.truth {
-            truth.fails(relay, flight, index, Cause::ClientReplaced);
+            let key = truth.messages[serial as usize].key;
+            truth.fails(relay, flight, key, index, Cause::ClientReplaced);
         }
     }
 
     /// Consumers see a message.
-    pub(super) fn truth_appends(&mut self, serial: Serial) {
+    pub(super) fn truth_appends(&mut self, serial: Serial, letter: bool) {
         let now = self.now;
         let settled = self.plan_times.map(|times| times.settled);
         let patience = self.plan_times.map(|times| times.patience).unwrap_or_default();
         let Some(truth) = &mut self.truth else { return };
         let message = &mut truth.messages[serial as usize];
         message.appended += 1;
+        message.lettered |= letter;
+        if !letter {
+            truth.keys.entry(message.key).or_default().last = Some(serial);
+        }
         let mut breaches = Vec::new();
         let Some(visible) = message.visible else {
             return self.breach(Promise::NothingInvented, "a message that was never committed is published".to_owned());
@@ -317,6 +348,14 @@ impl World {
             breaches.push((Promise::NoBucketStarves, words));
         }
         let key = truth.keys.get_mut(&message.key).expect("a visible message has its key");
+        let spared = !key.refused && !self.broker.troubled.contains(TOPICS[usize::from(message.key % 2)]);
+        if let Some(most) = self.plan_times.and_then(|times| times.beside_failures)
+            && spared
+            && now.since(visible) > most
+        {
+            let words = format!("message {} of bucket {} waited {:?}", message.id, message.bucket, now.since(visible));
+            breaches.push((Promise::OthersFlow, words));
+        }
         if key.messages.get(key.published) != Some(&serial) && !key.without_order {
             let first = key.messages[key.published];
             let (id, first) = (message.id, truth.messages[first as usize].id);
@@ -333,9 +372,10 @@ impl World {
     /// A message is refused: those of its batch behind it may have been sent, and its key has no order any more.
     pub(super) fn truth_refuses(&mut self, relay: usize, serial: Serial, flight: FlightId, index: usize) {
         let Some(truth) = &mut self.truth else { return };
-        truth.fails(relay, flight, index, Cause::Rejection);
         let key = truth.messages[serial as usize].key;
-        truth.keys.entry(key).or_default().without_order = true;
+        truth.fails(relay, flight, key, index, Cause::Rejection);
+        let key = truth.keys.entry(key).or_default();
+        (key.without_order, key.refused) = (true, true);
         self.count("refusals");
     }
 
@@ -580,6 +620,22 @@ impl World {
                 let words = format!("message {} of bucket {}", message.id, message.bucket);
                 let promise = if message.removed { Promise::NothingLost } else { Promise::EverythingDrains };
                 return self.breach(promise, words);
+            }
+            // Where processes die, a copy of an old message may arrive last.
+            let exact = self.plan_times.is_some_and(|times| times.beside_failures.is_some());
+            for (name, key) in truth.keys.iter().filter(|(_, key)| exact && !key.unlocked) {
+                let sent = |serial: &&Serial| !truth.messages[**serial as usize].lettered;
+                let newest = key
+                    .messages
+                    .iter()
+                    .rev()
+                    .find(sent)
+                    .copied()
+                    .filter(|newest| due(&truth.messages[*newest as usize]));
+                if newest.is_some() && key.last != newest {
+                    let words = format!("key {name}: a consumer is left with {:?}, not with {newest:?}", key.last);
+                    return self.breach(Promise::NewestIsLast, words);
+                }
             }
             if let Some(message) = truth.messages.iter().find(|message| due(message) && !message.removed) {
                 let words = format!("message {} of bucket {} is never removed", message.id, message.bucket);

@@ -78,6 +78,8 @@ pub(super) struct Chance {
 pub(super) struct PlanTimes {
     pub settled: Time,
     pub patience: Duration,
+    /// There are no other faults than refused messages and topics with trouble: nothing else waits longer than this.
+    pub beside_failures: Option<Duration>,
 }
 
 /// A message that will be refused, by its place in a transaction.
@@ -142,17 +144,19 @@ pub(crate) enum Verb {
     Pending,
     Fetch,
     Acknowledge,
-    NoteFailure,
+    NoteFailures,
     Failures,
+    TopicRules,
     Release,
     Submit,
     Purge,
+    Inquire,
     CallPeers,
 }
 
 impl Verb {
     pub fn is_of_the_store(self) -> bool {
-        !matches!(self, Verb::Submit | Verb::Purge | Verb::CallPeers)
+        !matches!(self, Verb::Submit | Verb::Purge | Verb::Inquire | Verb::CallPeers)
     }
 }
 
@@ -233,7 +237,7 @@ impl World {
     }
 
     /// What the database's clock shows.
-    pub(super) fn database_now(&self) -> Time {
+    pub fn database_now(&self) -> Time {
         let began = if self.chance.is_some() { DATABASE_BEGAN } else { Duration::ZERO };
         let shown = self.now + began;
         let set = Duration::from_millis(self.clock_set.unsigned_abs());

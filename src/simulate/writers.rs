@@ -126,6 +126,7 @@ impl World {
         self.note(None, &[4, number as u64], || format!("transaction {number} is visible: {rows:?}"));
         for (bucket, id, serial) in rows {
             self.database.insert(bucket, id, serial);
+            self.database.label(bucket, id, self.truth_label(serial));
             self.truth_visible(serial);
         }
         self.unlock(number);

@@ -7,6 +7,7 @@ use super::fleet::{AMPLE, Fleet, failed, messages};
 use crate::bucket::Bucket;
 use crate::conformance::{Outcome, Unmet, ensure};
 use crate::message::Batch;
+use crate::order::Unit;
 use crate::relay::ports::{Acknowledged, Failure};
 
 /// A restart or a change of owner must not begin anew with a message that has failed for hours.
@@ -15,13 +16,14 @@ use crate::relay::ports::{Acknowledged, Failure};
 /// As [`Unmet`] says.
 pub fn a_noted_failure_is_read_by_the_next_owner(fixture: &mut dyn StoreFixture) -> Outcome {
     let (mut fleet, batch) = begin(fixture)?;
-    let noted = failure(&fleet, batch.id(0), 3, "it is too large");
+    let noted = failure(&fleet, &batch, 0, 3, "it is too large");
     note(&mut fleet, &noted)?;
     fleet.pass(0.1);
     let read = read(&mut fleet, "b", &[0, 1, 2])?;
     ensure!(read.len() == 1, "one failure was noted, read were {read:?}");
-    let expected = Failure { wait: read[0].wait, ..noted.clone() };
+    let expected = Failure { wait: read[0].wait, failing_for: read[0].failing_for, ..noted.clone() };
     ensure!(read[0] == expected && read[0].wait <= noted.wait, "noted was {noted:?}, read {:?}", read[0]);
+    ensure!(read[0].wait.is_some(), "it is to be tried again");
     let elsewhere = self::read(&mut fleet, "b", &[0, 2])?;
     ensure!(elsewhere.is_empty(), "other buckets have {elsewhere:?}");
     ensure!(self::read(&mut fleet, "b", &[])?.is_empty(), "no bucket has a failure");
@@ -35,7 +37,7 @@ pub fn a_noted_failure_is_read_by_the_next_owner(fixture: &mut dyn StoreFixture)
 pub fn a_later_note_replaces_the_earlier(fixture: &mut dyn StoreFixture) -> Outcome {
     let (mut fleet, batch) = begin(fixture)?;
     for (attempts, error) in [(1, "no such topic"), (2, "not authorized")] {
-        let noted = failure(&fleet, batch.id(0), attempts, error);
+        let noted = failure(&fleet, &batch, 0, attempts, error);
         note(&mut fleet, &noted)?;
     }
     let read = read(&mut fleet, "a", &[1])?;
@@ -44,14 +46,14 @@ pub fn a_later_note_replaces_the_earlier(fixture: &mut dyn StoreFixture) -> Outc
     Ok(())
 }
 
-/// It stands at the head of its bucket; notes of messages that are gone mean nothing.
+/// Every one of them holds something up; notes of messages that are gone mean nothing.
 ///
 /// # Errors
 /// As [`Unmet`] says.
-pub fn the_first_noted_message_that_still_exists_counts(fixture: &mut dyn StoreFixture) -> Outcome {
+pub fn all_noted_messages_that_still_exist_count(fixture: &mut dyn StoreFixture) -> Outcome {
     let (mut fleet, batch) = begin(fixture)?;
     for index in [2, 1, 0] {
-        let noted = failure(&fleet, batch.id(index), 1, "refused");
+        let noted = failure(&fleet, &batch, index, 1, "refused");
         note(&mut fleet, &noted)?;
     }
     for done in 0..=batch.len() {
@@ -60,9 +62,54 @@ pub fn the_first_noted_message_that_still_exists_counts(fixture: &mut dyn StoreF
             ensure!(fleet.acknowledge("a", lease, &batch, done)?, "the lease holds, but the store says no");
         }
         let read: Vec<i64> = read(&mut fleet, "b", &[1])?.iter().map(|failure| failure.id).collect();
-        let expected: Vec<i64> = (done..batch.len()).take(1).map(|index| batch.id(index)).collect();
+        let expected: Vec<i64> = (done..batch.len()).map(|index| batch.id(index)).collect();
         ensure!(read == expected, "the first {done} messages are gone, read is {read:?} and not {expected:?}");
     }
+    Ok(())
+}
+
+/// A topic that takes nothing holds up more than a key does, and the next owner must know which of the two it is.
+///
+/// # Errors
+/// As [`Unmet`] says.
+pub fn a_note_on_a_topic_is_read_as_one(fixture: &mut dyn StoreFixture) -> Outcome {
+    let (mut fleet, batch) = begin(fixture)?;
+    let topic = Unit::topic(batch.message(0).topic).into_owned();
+    let noted = Failure { unit: topic, ..failure(&fleet, &batch, 0, 1, "no such topic") };
+    note(&mut fleet, &noted)?;
+    let read = read(&mut fleet, "b", &[1])?;
+    ensure!(read.len() == 1 && read[0].unit == noted.unit, "noted was {noted:?}, read {read:?}");
+    Ok(())
+}
+
+/// A message that waits for an operator is not tried again by the next owner.
+///
+/// # Errors
+/// As [`Unmet`] says.
+pub fn a_parked_message_stays_parked(fixture: &mut dyn StoreFixture) -> Outcome {
+    let (mut fleet, batch) = begin(fixture)?;
+    let noted = Failure { wait: None, ..failure(&fleet, &batch, 0, 5, "too large") };
+    note(&mut fleet, &noted)?;
+    fleet.pass(1.5);
+    let read = read(&mut fleet, "b", &[1])?;
+    ensure!(read.len() == 1 && read[0].wait.is_none(), "noted was {noted:?}, read {read:?}");
+    Ok(())
+}
+
+/// How long a message has been failing decides with the attempts when it is parked.
+///
+/// # Errors
+/// As [`Unmet`] says.
+pub fn the_time_since_the_first_refusal_goes_on(fixture: &mut dyn StoreFixture) -> Outcome {
+    let (mut fleet, batch) = begin(fixture)?;
+    for attempts in [1, 2] {
+        let noted = failure(&fleet, &batch, 0, attempts, "refused");
+        note(&mut fleet, &noted)?;
+        fleet.pass(0.4);
+    }
+    let read = read(&mut fleet, "b", &[1])?;
+    let least = fleet.duration.mul_f64(0.8);
+    ensure!(read.len() == 1 && read[0].failing_for >= least, "it fails for {least:?}, read is {read:?}");
     Ok(())
 }
 
@@ -72,7 +119,7 @@ pub fn the_first_noted_message_that_still_exists_counts(fixture: &mut dyn StoreF
 /// As [`Unmet`] says.
 pub fn the_noted_wait_runs_out(fixture: &mut dyn StoreFixture) -> Outcome {
     let (mut fleet, batch) = begin(fixture)?;
-    let noted = failure(&fleet, batch.id(0), 1, "refused");
+    let noted = failure(&fleet, &batch, 0, 1, "refused");
     note(&mut fleet, &noted)?;
     for passed in [0.3, 0.3, 0.6] {
         let before = wait_left(&mut fleet)?;
@@ -92,7 +139,7 @@ pub fn the_noted_wait_runs_out(fixture: &mut dyn StoreFixture) -> Outcome {
 pub fn the_end_of_a_failure_leaves_later_notes(fixture: &mut dyn StoreFixture) -> Outcome {
     let (mut fleet, batch) = begin(fixture)?;
     for index in [0, 2] {
-        let noted = failure(&fleet, batch.id(index), 1, "refused");
+        let noted = failure(&fleet, &batch, index, 1, "refused");
         note(&mut fleet, &noted)?;
     }
     let lease = fleet.lease("a", 1)?;
@@ -114,19 +161,21 @@ fn begin(fixture: &mut dyn StoreFixture) -> Result<(Fleet<'_>, Batch), Unmet> {
 }
 
 /// A failure in bucket 1 whose next attempt comes after a lease duration.
-fn failure(fleet: &Fleet<'_>, id: i64, attempts: u32, error: &str) -> Failure {
-    let wait: Duration = fleet.duration;
-    Failure { bucket: 1, id, attempts, error: error.to_owned(), wait }
+fn failure(fleet: &Fleet<'_>, batch: &Batch, index: usize, attempts: u32, error: &str) -> Failure {
+    let unit = Unit::of(&batch.message(index)).into_owned();
+    let (error, wait) = (error.to_owned(), Some(fleet.duration));
+    Failure { bucket: 1, id: batch.id(index), unit, attempts, error, failing_for: Duration::ZERO, wait }
 }
 
 /// What is left of the wait that is noted in bucket 1, as another relay reads it.
 fn wait_left(fleet: &mut Fleet<'_>) -> Result<Duration, Unmet> {
     let noted = read(fleet, "b", &[1])?.pop();
-    noted.map(|failure| failure.wait).ok_or_else(|| Unmet::Broken("the note is gone".to_owned()))
+    noted.and_then(|failure| failure.wait).ok_or_else(|| Unmet::Broken("the note is gone".to_owned()))
 }
 
 fn note(fleet: &mut Fleet<'_>, failure: &Failure) -> Outcome {
-    fleet.notes("a")?.note_failure(failure).map_err(|error| failed("note_failure", &error))
+    let failures = std::slice::from_ref(failure);
+    fleet.notes("a")?.note_failures(failures).map_err(|error| failed("note_failures", &error))
 }
 
 fn read(fleet: &mut Fleet<'_>, relay: &str, buckets: &[Bucket]) -> Result<Vec<Failure>, Unmet> {

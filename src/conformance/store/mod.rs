@@ -156,7 +156,10 @@ pub static RULES: &[StoreRule] = rules![
     failures:
         a_noted_failure_is_read_by_the_next_owner,
         a_later_note_replaces_the_earlier,
-        the_first_noted_message_that_still_exists_counts,
+        all_noted_messages_that_still_exist_count,
+        a_note_on_a_topic_is_read_as_one,
+        a_parked_message_stays_parked,
+        the_time_since_the_first_refusal_goes_on,
         the_noted_wait_runs_out,
         the_end_of_a_failure_leaves_later_notes;
 ];

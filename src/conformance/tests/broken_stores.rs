@@ -65,10 +65,13 @@ pub(super) enum Fault {
     TellsNotesOfWhatIsGone,
     WaitsAnew,
     EndsLaterNotes,
+    TakesTopicsForMessages,
+    TriesParkedAgain,
+    ForgetsTheFirstRefusal,
 }
 
 /// Each fault with a rule that must notice it; others may notice it too.
-const CAUGHT_BY: [(Fault, &str); 59] = [
+const CAUGHT_BY: [(Fault, &str); 62] = [
     (Fault::LeavesABucketOut, "a_relay_alone_takes_every_bucket"),
     (Fault::HandsNothingBack, "two_relays_share_within_two_rounds"),
     (Fault::SharesByCeiling, "shares_differ_by_one_at_most"),
@@ -124,10 +127,13 @@ const CAUGHT_BY: [(Fault, &str); 59] = [
     (Fault::FreesBeforeItMarks, "a_release_marks_the_relay_before_it_frees"),
     (Fault::NotesForItselfOnly, "a_noted_failure_is_read_by_the_next_owner"),
     (Fault::KeepsTheFirstNote, "a_later_note_replaces_the_earlier"),
-    (Fault::TellsTheLastNote, "the_first_noted_message_that_still_exists_counts"),
-    (Fault::TellsNotesOfWhatIsGone, "the_first_noted_message_that_still_exists_counts"),
+    (Fault::TellsTheLastNote, "all_noted_messages_that_still_exist_count"),
+    (Fault::TellsNotesOfWhatIsGone, "all_noted_messages_that_still_exist_count"),
     (Fault::WaitsAnew, "the_noted_wait_runs_out"),
     (Fault::EndsLaterNotes, "the_end_of_a_failure_leaves_later_notes"),
+    (Fault::TakesTopicsForMessages, "a_note_on_a_topic_is_read_as_one"),
+    (Fault::TriesParkedAgain, "a_parked_message_stays_parked"),
+    (Fault::ForgetsTheFirstRefusal, "the_time_since_the_first_refusal_goes_on"),
 ];
 
 #[test]

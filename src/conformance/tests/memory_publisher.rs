@@ -79,7 +79,7 @@ impl MemoryPublisher {
 
     fn record(&self, message: &Message<'_>) -> Result<Record, PublishError> {
         let stored = message.headers.map(headers::decode).transpose();
-        let stored = stored.map_err(|error| PublishError::Refused(error.to_string()))?.unwrap_or_default();
+        let stored = stored.map_err(|error| PublishError::Invalid(error.to_string()))?.unwrap_or_default();
         let mut headers: Vec<(String, Option<Vec<u8>>)> = stored
             .iter()
             .filter(|header| header.name != MESSAGE_ID_HEADER || self.is(Fault::KeepsForgedIds))
@@ -112,7 +112,7 @@ impl MemoryPublisher {
             if !refused && !self.is(Fault::AcknowledgesUnsent) {
                 self.log.push(record);
             }
-            let outcome = if refused { Err(PublishError::Refused("it is too large".to_owned())) } else { Ok(()) };
+            let outcome = if refused { Err(PublishError::Invalid("it is too large".to_owned())) } else { Ok(()) };
             let report = Report { flight, index, outcome };
             if self.is(Fault::ReportsTwice) && index == 4 {
                 self.reports.push(report.clone());

@@ -9,6 +9,7 @@ use crate::bucket::Bucket;
 use crate::conformance::store::{LateCommits, StoreFixture, run_all};
 use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
+use crate::order::Part;
 use crate::relay::ports::{
     Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
 };
@@ -60,7 +61,8 @@ struct Heartbeat {
 struct Note {
     failure: Failure,
     by: String,
-    due: Duration,
+    began: Duration,
+    due: Option<Duration>,
 }
 
 struct Stored {
@@ -413,8 +415,8 @@ impl Storage {
             self.messages.retain(|(of, id), _| *of != bucket || !range.contains(id));
         }
         if one.ends_failure {
-            let last = if self.is(Fault::EndsLaterNotes) { i64::MAX } else { one.batch.id(one.len - 1) };
-            self.notes.retain(|(of, id), _| *of != bucket || *id > last);
+            let all = self.is(Fault::EndsLaterNotes);
+            self.notes.retain(|(of, id), _| *of != bucket || !(all || one.batch.ids(one.len).any(|gone| gone == *id)));
         }
         any || !self.is(Fault::RefusesWhatIsGone)
     }
@@ -486,23 +488,38 @@ impl Storage {
     }
 
     fn note(&mut self, relay: &str, failure: &Failure) {
-        let note = Note { failure: failure.clone(), by: relay.to_owned(), due: self.now + failure.wait };
         let place = (failure.bucket, failure.id);
+        let before = self.notes.get(&place).filter(|_| !self.is(Fault::ForgetsTheFirstRefusal));
+        let began = before.map_or(self.now.saturating_sub(failure.failing_for), |before| before.began);
+        let due = failure.wait.map(|wait| self.now + wait);
+        let note = Note { failure: failure.clone(), by: relay.to_owned(), began, due };
         if !(self.is(Fault::KeepsTheFirstNote) && self.notes.contains_key(&place)) {
             self.notes.insert(place, note);
         }
     }
 
-    fn noted(&self, relay: &str, bucket: Bucket) -> Option<Failure> {
-        let mut notes = self.notes.range((bucket, i64::MIN)..=(bucket, i64::MAX));
+    fn noted(&self, relay: &str, bucket: Bucket) -> Vec<Failure> {
+        let notes = self.notes.range((bucket, i64::MIN)..=(bucket, i64::MAX));
         let exists = |(place, note): &(&(Bucket, i64), &Note)| {
             (self.messages.contains_key(*place) || self.is(Fault::TellsNotesOfWhatIsGone))
                 && (note.by == relay || !self.is(Fault::NotesForItselfOnly))
         };
-        let (_, note) = if self.is(Fault::TellsTheLastNote) { notes.rfind(exists) } else { notes.find(exists) }?;
-        let left = note.due.saturating_sub(self.now);
-        let wait = if self.is(Fault::WaitsAnew) { note.failure.wait } else { left };
-        Some(Failure { wait, ..note.failure.clone() })
+        let read = |(_, note): (_, &Note)| {
+            let left = note.due.map(|due| due.saturating_sub(self.now));
+            let left = if self.is(Fault::TriesParkedAgain) { Some(left.unwrap_or_default()) } else { left };
+            let wait = if self.is(Fault::WaitsAnew) { note.failure.wait } else { left };
+            let failing_for = self.now - note.began;
+            let mut failure = Failure { wait, failing_for, ..note.failure.clone() };
+            if self.is(Fault::TakesTopicsForMessages) {
+                failure.unit.part = Part::Row(failure.id);
+            }
+            failure
+        };
+        let mut read: Vec<Failure> = notes.filter(exists).map(read).collect();
+        if self.is(Fault::TellsTheLastNote) {
+            read = read.pop().into_iter().collect();
+        }
+        read
     }
 }
 
@@ -569,13 +586,13 @@ impl Ownership for MemoryStore {
 }
 
 impl FailureNotes for MemoryStore {
-    fn note_failure(&mut self, failure: &Failure) -> Result<(), StoreError> {
-        self.storage.borrow_mut().note(&self.relay, failure);
+    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
+        failures.iter().for_each(|failure| self.storage.borrow_mut().note(&self.relay, failure));
         Ok(())
     }
 
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
         let storage = self.storage.borrow();
-        Ok(buckets.iter().filter_map(|bucket| storage.noted(&self.relay, *bucket)).collect())
+        Ok(buckets.iter().flat_map(|bucket| storage.noted(&self.relay, *bucket)).collect())
     }
 }

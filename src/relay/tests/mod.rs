@@ -9,13 +9,16 @@ use std::time::Duration;
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::LeaseTimes;
+use crate::policy::{Patience, Policy, TopicRule};
 use crate::simulate::{Call, Failing, Hindrance, Refuser, Ring, Simulation, Verb, World};
 use crate::window;
 
 use super::Ended;
+use super::holds::HOLDS_MAX;
 use super::ports::{Order, Wait};
 
 mod bells;
+mod failures;
 mod options;
 mod owners;
 
@@ -256,7 +259,7 @@ fn a_refused_row_is_noted_until_it_is_published() {
     simulation.at(at(30), |world| {
         let noted = &world.database.failures[&(0, 1)];
         let tries = world.calls_for(Verb::Submit, 0).iter().filter(|call| call.at < ms(29_940)).count();
-        assert_eq!(noted.attempts as usize, tries);
+        assert_eq!(noted.failure.attempts as usize, tries);
         assert!(tries > 3);
     });
     let world = simulation.run(at(80));
@@ -276,8 +279,10 @@ fn other_buckets_go_at_full_speed_beside_a_refused_row() {
 }
 
 #[test]
-fn commits_behind_a_refused_row_cause_no_store_call() {
+fn commits_behind_a_refused_row_cause_no_store_call_where_its_topic_blocks() {
     let mut simulation = refused_head();
+    let rule = TopicRule { policy: Policy::Block, ..TopicRule::default() };
+    simulation.world.database.rules.insert("events".to_owned(), rule);
     for id in 10..30 {
         commit(&mut simulation, ms(1000 + 20 * id as u64), 0, [id]);
     }
@@ -351,7 +356,7 @@ fn a_row_refused_by_the_client_when_it_has_room_again_is_noted_at_once() {
     commit(&mut simulation, at(1), 0, 1..=3);
     simulation.at(ms(1200), |world| {
         assert_eq!(world.database.rows(0), [3]);
-        assert_eq!(world.database.failures[&(0, 3)].attempts, 1);
+        assert_eq!(world.database.failures[&(0, 3)].failure.attempts, 1);
     });
     simulation.run(at(2));
 }
@@ -402,11 +407,11 @@ fn a_late_commit_before_a_refused_row_does_not_forget_the_refusal() {
     simulation.world.broker.refuse(0, 5, Refuser::Broker, FOREVER);
     commit(&mut simulation, at(1), 0, 5..=8);
     commit(&mut simulation, at(10), 0, [3]);
-    simulation.at(at(9), |world| assert!(world.database.failures[&(0, 5)].attempts > 2));
+    simulation.at(at(9), |world| assert!(world.database.failures[&(0, 5)].failure.attempts > 2));
     let world = simulation.run(at(50));
     assert_eq!(world.broker.published(0), [6, 7, 8, 3], "the followers are not sent again");
     assert_eq!(world.broker.published_at(0, 3), Some(ms(10_005)), "it does not wait for the refused row");
-    assert!(world.database.failures[&(0, 5)].attempts > 4, "the count goes on");
+    assert!(world.database.failures[&(0, 5)].failure.attempts > 4, "the count goes on");
 }
 
 #[test]
@@ -436,7 +441,7 @@ fn a_refusal_noted_behind_a_late_row_is_taken_over() {
     simulation.relay("b", at(30));
     let world = simulation.run(at(60));
     assert_eq!(world.broker.published(0), [6, 2], "what is behind the refused row is not sent again");
-    assert!(world.database.failures[&(0, 5)].attempts > 3, "the count goes on");
+    assert!(world.database.failures[&(0, 5)].failure.attempts > 3, "the count goes on");
 }
 
 #[test]

@@ -279,7 +279,8 @@ fn a_bucket_regained_without_its_refused_message_does_not_wait() {
         world.database.skip(0, 1);
         world.commit(0, [2], Ring::Bucket);
     });
-    simulation.at(at(59), |world| assert_eq!(world.database.failures[&(0, 2)].attempts, 1, "its own first attempt"));
+    simulation
+        .at(at(59), |world| assert_eq!(world.database.failures[&(0, 2)].failure.attempts, 1, "its own first attempt"));
     let world = simulation.run(at(200));
     let tries: Vec<_> = world.calls_for(Verb::Submit, 0).into_iter().map(|call| (call.at, call.ids())).collect();
     assert_eq!(tries, [(at(1), vec![1]), (at(40), vec![2]), (ms(140_055), vec![2])]);

@@ -1,0 +1,93 @@
+//! A topic that gets no answer while brokers live must not hold up the others of its bucket.
+//!
+//! A partition without a leader, or with too few replicas, fails no row: the client waits. So when nothing is heard of a
+//! batch for a while, brokers are asked for a sign of life. If one answers, it is no outage: what is queued is called
+//! back, and the topics without an answer are held, each behind its first row, which is tried alone and gets through as soon
+//! as the topic does. In an outage nobody answers, and everything stays where it is.
+
+use std::time::Duration;
+
+use crate::clock::Time;
+
+use super::Relay;
+use super::flight::{Flight, Silence};
+use super::ports::{Bell, Clock, FlightId, PublishError, Publisher, Store};
+
+/// Silence after which brokers are asked for a sign of life.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Silence after which what was sent is given up too, as the answer is lost: longer than a broker that is merely slow needs.
+const LAST_PATIENCE: Duration = Duration::from_secs(30);
+
+impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
+    /// Asks, and does what the answers suggest.
+    pub(super) fn look_for_silent_topics(&mut self) {
+        let now = self.clock.now();
+        let answered = self.publisher.answered();
+        let mut call_back = false;
+        let mut abandon = false;
+        for flight in self.flights.values_mut().filter(|flight| is_concerned(flight)) {
+            let silent_for = now.since(flight.heard);
+            match flight.silence {
+                Silence::Nothing if silent_for >= PATIENCE => match flight.waits_for() {
+                    Some(topic) => {
+                        self.publisher.inquire(topic);
+                        flight.silence = Silence::Asked(now);
+                    }
+                    // It waits for room at the client.
+                    None => flight.heard = now,
+                },
+                Silence::Asked(_) if answered => {
+                    let seconds = silent_for.as_secs();
+                    let error = PublishError::Topic(format!("brokers answer, but not for this topic for {seconds} s"));
+                    flight.blame_the_silent(&error);
+                    flight.close();
+                    flight.silence = Silence::CalledBack;
+                    call_back = true;
+                }
+                // Perhaps nobody was there.
+                Silence::Asked(asked) if now.since(asked) >= PATIENCE => flight.silence = Silence::Nothing,
+                Silence::CalledBack if silent_for >= LAST_PATIENCE => {
+                    flight.silence = Silence::Abandoned;
+                    abandon = true;
+                }
+                _ => {}
+            }
+        }
+        if abandon {
+            self.publisher.abandon();
+            self.close_what_was_given_up();
+        } else if call_back {
+            self.give_up_queued();
+        }
+    }
+
+    /// When to look again.
+    pub(super) fn silence_due(&self) -> Option<Time> {
+        let due = |flight: &Flight| match flight.silence {
+            Silence::Nothing => Some(flight.heard + PATIENCE),
+            Silence::Asked(asked) => Some(asked + PATIENCE),
+            Silence::CalledBack => Some(flight.heard + LAST_PATIENCE),
+            Silence::Abandoned => None,
+        };
+        self.flights.values().filter(|flight| is_concerned(flight)).filter_map(due).min()
+    }
+
+    /// Refused rows that wait for their topic are called back where their bucket is to be handed back. Says whether any is.
+    pub(super) fn call_back_retries(&mut self, ids: &[FlightId]) {
+        let mut any = false;
+        for id in ids {
+            if let Some(flight) = self.flights.get_mut(id).filter(|flight| flight.silence != Silence::CalledBack) {
+                flight.silence = Silence::CalledBack;
+                any = true;
+            }
+        }
+        if any {
+            self.give_up_queued();
+        }
+    }
+}
+
+/// Whether somebody waits behind it. A refused row that is tried alone may wait for its topic as long as it likes.
+fn is_concerned(flight: &Flight) -> bool {
+    flight.retries.is_none() && !flight.complete()
+}

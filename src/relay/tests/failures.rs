@@ -1,0 +1,218 @@
+//! What refused messages and troubled topics hold up, and what becomes of them.
+
+use crate::simulate::{LETTERS, Label, Trouble};
+
+use super::*;
+
+fn label(topic: &'static str, key: u8) -> Label {
+    Label { topic, key: Some(key) }
+}
+
+/// Rows of these topics and keys, with ids from 1 on.
+fn labelled(simulation: &mut Simulation, bucket: Bucket, labels: &[Label]) {
+    for (id, label) in (1..).zip(labels) {
+        simulation.world.database.label(bucket, id, *label);
+    }
+}
+
+const EVENTS: [Label; 6] = {
+    let [a, b] = [Label { topic: "events", key: Some(1) }, Label { topic: "events", key: Some(2) }];
+    [a, b, a, b, a, b]
+};
+
+/// Rows 1, 3, 5 of one key and 2, 4, 6 of another; row 1 is refused.
+fn a_key_refused_until(until: Time) -> Simulation {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &EVENTS);
+    simulation.world.broker.refuse(0, 1, Refuser::Broker, until);
+    commit(&mut simulation, at(1), 0, 1..=6);
+    simulation
+}
+
+fn published_times(world: &World, id: i64) -> usize {
+    world.broker.published(0).iter().filter(|row| **row == id).count()
+}
+
+#[test]
+fn a_refused_row_holds_up_its_key_and_nothing_else() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    commit(&mut simulation, at(3), 0, [7]);
+    simulation.world.database.label(0, 7, label("events", 2));
+    let world = simulation.run(at(20));
+    assert_eq!(world.database.rows(0), [1, 3, 5]);
+    assert_eq!(world.broker.published_at(0, 7), Some(ms(3005)), "at once");
+    assert_eq!(published_times(&world, 2), 1, "removed behind a refused row of another key, and not sent again");
+}
+
+#[test]
+fn what_waits_behind_a_refused_row_follows_it_in_order() {
+    let world = a_key_refused_until(at(4)).run(at(40));
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+    let sent: Vec<i64> = world.broker.published(0).into_iter().filter(|id| id % 2 == 1).collect();
+    assert_eq!(sent[sent.len() - 3..], [1, 3, 5]);
+}
+
+#[test]
+fn a_message_is_parked_after_attempts_and_time_and_is_not_tried_again() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.settings.patience = Patience { max_attempts: 3, park_patience: secs(0) };
+    let world = simulation.run(at(100));
+    let noted = &world.database.failures[&(0, 1)].failure;
+    assert_eq!((noted.attempts, noted.wait), (3, None));
+    let tries = world.calls_for(Verb::Submit, 0).iter().filter(|call| call.ids().contains(&1)).count();
+    assert_eq!(tries, 3);
+    assert_eq!(world.database.rows(0), [1, 3, 5]);
+}
+
+#[test]
+fn a_parked_message_stays_parked_with_the_next_owner_until_an_operator_acts() {
+    let mut simulation = a_key_refused_until(at(50));
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.at(at(20), |world| world.order("a", Order::Stop));
+    simulation.relay("b", at(25));
+    simulation.at(at(60), |world| {
+        assert_eq!(world.database.rows(0), [1, 3, 5]);
+        let now = world.database_now();
+        assert!(world.database.retry_all(now));
+        world.order("b", Order::LookAgain);
+    });
+    let world = simulation.run(at(62));
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+}
+
+#[test]
+fn an_outage_counts_for_nothing() {
+    let mut simulation = alone();
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.world.trouble("events", Trouble::Refuses, at(300));
+    commit(&mut simulation, at(1), 0, 1..=3);
+    let world = simulation.run(at(310));
+    assert!(world.database.is_empty());
+    assert_eq!(world.broker.published(0), [1, 2, 3]);
+}
+
+#[test]
+fn a_topic_that_takes_nothing_holds_up_itself_only_and_goes_on_within_seconds() {
+    let mut simulation = alone();
+    let labels = [label("gone", 1), label("events", 1), label("gone", 2), label("events", 2)];
+    labelled(&mut simulation, 0, &labels);
+    labelled(&mut simulation, 1, &labels);
+    simulation.world.trouble("gone", Trouble::Refuses, at(300));
+    (0..2).for_each(|bucket| commit(&mut simulation, at(1), bucket, 1..=4));
+    let world = simulation.run(at(320));
+    assert!(world.database.is_empty());
+    for bucket in 0..2 {
+        assert_eq!(world.broker.published(bucket), [2, 4, 1, 3], "in order, and nothing twice");
+        assert!(world.broker.published_at(bucket, 3).expect("it is published") < at(305));
+    }
+    let tries = world.calls_for(Verb::Submit, 0).iter().filter(|call| call.ids() == [3]).count();
+    assert!(tries <= 1, "only the first of the topic is tried, {tries}");
+}
+
+#[test]
+fn a_topic_without_answers_holds_up_itself_only_and_goes_on_at_once() {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("silent", 1), label("events", 1), label("silent", 2), label("events", 2)]);
+    simulation.world.trouble("silent", Trouble::Silent, at(300));
+    commit(&mut simulation, at(1), 0, 1..=3);
+    commit(&mut simulation, at(2), 0, [4]);
+    let world = simulation.run(at(301));
+    assert!(world.database.is_empty());
+    assert_eq!(world.broker.published(0), [2, 4, 1, 3], "in order, and nothing twice");
+    assert!(world.broker.published_at(0, 4).expect("it is published") < at(8), "brokers were asked, and answered");
+    assert!(world.broker.published_at(0, 3).expect("it is published") < ms(300_200));
+}
+
+#[test]
+fn in_an_outage_nothing_is_called_back() {
+    let mut simulation = alone();
+    simulation.world.broker.away = Some(at(0)..at(300));
+    commit(&mut simulation, at(1), 0, 1..=3);
+    let world = simulation.run(at(301));
+    assert!(world.database.is_empty());
+    assert_eq!(world.calls(Verb::Purge).len(), 1, "at the stop");
+    assert!(world.calls(Verb::Inquire).len() > 10);
+}
+
+#[test]
+fn a_bucket_with_a_row_of_a_silent_topic_on_its_way_is_handed_back() {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("silent", 1)]);
+    simulation.world.trouble("silent", Trouble::Silent, at(300));
+    commit(&mut simulation, at(1), 0, [1]);
+    simulation.relay("b", at(20));
+    simulation.at(at(25), |world| assert_eq!(world.database.held_by("a").len(), 4));
+    let world = simulation.run(at(310));
+    assert_eq!(world.broker.published(0), [1]);
+}
+
+fn rule(policy: Policy) -> TopicRule {
+    TopicRule { policy, ..TopicRule::default() }
+}
+
+#[test]
+fn a_dead_letter_is_published_to_its_topic_and_removed_and_its_key_goes_on() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.settings.patience = Patience { max_attempts: 2, park_patience: secs(0) };
+    simulation.world.database.rules.insert("events".to_owned(), rule(Policy::DeadLetter(LETTERS.to_owned())));
+    let world = simulation.run(at(40));
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+    assert_eq!(published_times(&world, 1), 1);
+    let sent: Vec<i64> = world.broker.published(0).into_iter().filter(|id| id % 2 == 1).collect();
+    assert_eq!(sent[sent.len() - 3..], [1, 3, 5]);
+}
+
+#[test]
+fn a_dead_letter_waits_for_its_topic() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.world.database.rules.insert("events".to_owned(), rule(Policy::DeadLetter(LETTERS.to_owned())));
+    simulation.world.trouble(LETTERS, Trouble::Refuses, at(30));
+    simulation.at(at(29), |world| {
+        let noted = &world.database.failures[&(0, 1)].failure;
+        assert!(noted.wait.is_some() && noted.error.starts_with("dead-letter topic \"letters\": "), "{noted:?}");
+        assert_eq!(noted.attempts, 1, "it was refused once");
+    });
+    let world = simulation.run(at(45));
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn where_a_topic_blocks_the_bucket_waits_behind_a_refused_row() {
+    let mut simulation = a_key_refused_until(at(60));
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.world.database.rules.insert("events".to_owned(), rule(Policy::Block));
+    commit(&mut simulation, at(3), 0, [7]);
+    simulation.at(at(59), |world| assert!(!world.broker.published(0).contains(&7)));
+    let world = simulation.run(at(75));
+    assert!(world.database.is_empty(), "it was never parked");
+}
+
+#[test]
+fn a_paused_topic_waits_and_others_go_on() {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("paused", 1), label("events", 1)]);
+    simulation.world.database.rules.insert("paused".to_owned(), TopicRule { paused: true, ..TopicRule::default() });
+    commit(&mut simulation, at(1), 0, 1..=2);
+    simulation.at(at(20), |world| {
+        assert_eq!(world.database.rows(0), [1]);
+        world.database.rules.clear();
+        world.order("a", Order::LookAgain);
+    });
+    let world = simulation.run(at(21));
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn beyond_the_most_that_is_held_for_its_own_sake_the_topic_waits() {
+    let mut simulation = alone();
+    let rows = HOLDS_MAX as i64 + 10;
+    for id in 1..=rows {
+        simulation.world.database.label(0, id, label("events", id as u8));
+        simulation.world.broker.refuse(0, id, Refuser::Broker, at(60));
+    }
+    commit(&mut simulation, at(1), 0, 1..=rows);
+    simulation.at(at(59), |world| assert_eq!(world.database.failures.len(), HOLDS_MAX + 1));
+    let world = simulation.run(at(100));
+    assert!(world.database.is_empty(), "{} are left", world.database.rows(0).len());
+}
