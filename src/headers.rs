@@ -10,10 +10,14 @@
 use base64::Engine as _;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use crate::trace_context::TraceContext;
+
 /// The header that identifies every copy of a message; consumers drop a copy whose id they have seen.
 pub const MESSAGE_ID_HEADER: &str = "x-outbox-message-id";
 /// Most headers that one message may carry.
 pub const HEADERS_MAX: usize = 1000;
+/// Longest name of a header, in bytes. Kafka has no limit of its own: what is longer is a value in the wrong place.
+pub const NAME_LEN_MAX: usize = 1024;
 
 const VERSION: u8 = 1;
 
@@ -35,6 +39,9 @@ pub enum HeadersError {
     /// More headers than [`HEADERS_MAX`].
     #[error("{0} headers, but at most {HEADERS_MAX} are allowed")]
     TooMany(usize),
+    /// A name longer than [`NAME_LEN_MAX`].
+    #[error("a header name of {0} bytes, but at most {NAME_LEN_MAX} are allowed")]
+    NameTooLong(usize),
     /// The stored bytes are not of a version that this library reads.
     #[error("stored headers have an unknown version {0}")]
     Version(u8),
@@ -46,13 +53,34 @@ pub enum HeadersError {
 /// Reads headers from JSON text, an object or an array of [name, value] pairs, and encodes them. None at all give `None`.
 ///
 /// # Errors
-/// When the text is neither, or a value is neither a string, null, nor `{"base64": ...}`.
+/// When the text is neither, a value is neither a string, null, nor `{"base64": ...}`, or there is too much of something.
 pub fn from_json(json: &str) -> Result<Option<Vec<u8>>, HeadersError> {
+    Ok(encode(parse(json)?.iter().map(as_header)))
+}
+
+/// As [`from_json`], with the trace context behind the message's own headers, which may be none.
+///
+/// # Errors
+/// As [`from_json`].
+pub fn with_trace_context(json: Option<&str>, context: &TraceContext<'_>) -> Result<Option<Vec<u8>>, HeadersError> {
+    let own = json.map(parse).transpose()?.unwrap_or_default();
+    let added = context.headers(|name| own.iter().any(|(own, _)| own.eq_ignore_ascii_case(name)));
+    Ok(encode(own.iter().map(as_header).chain(added)))
+}
+
+fn parse(json: &str) -> Result<Vec<(String, HeaderValue)>, HeadersError> {
     let List(list) = serde_json::from_str(json).map_err(|error| HeadersError::Json(strip_place(&error)))?;
     if list.len() > HEADERS_MAX {
         return Err(HeadersError::TooMany(list.len()));
     }
-    Ok(encode(list.iter().map(|(name, value)| Header { name, value: value.0.as_deref() })))
+    match list.iter().map(|(name, _)| name.len()).find(|len| *len > NAME_LEN_MAX) {
+        Some(len) => Err(HeadersError::NameTooLong(len)),
+        None => Ok(list),
+    }
+}
+
+fn as_header((name, value): &(String, HeaderValue)) -> Header<'_> {
+    Header { name, value: value.0.as_deref() }
 }
 
 /// The parser's position counts in a normalised text that the caller never wrote, so it would mislead.
@@ -313,6 +341,23 @@ mod tests {
         }
         let many = format!("[{}]", vec![r#"["a","b"]"#; HEADERS_MAX + 1].join(","));
         assert_eq!(from_json(&many), Err(HeadersError::TooMany(HEADERS_MAX + 1)));
+        let named = |len| from_json(&format!(r#"{{"{}": null}}"#, "n".repeat(len)));
+        assert!(named(NAME_LEN_MAX).is_ok());
+        assert_eq!(named(NAME_LEN_MAX + 1), Err(HeadersError::NameTooLong(NAME_LEN_MAX + 1)));
+    }
+
+    #[test]
+    fn trace_context_comes_behind_the_messages_own_headers() {
+        let context = TraceContext { traceparent: "parent", tracestate: "state" };
+        let added = |json| with_trace_context(json, &context).expect("headers");
+        let as_given = |json: &str| from_json(json).expect("headers");
+        let both = r#"["traceparent", "parent"], ["tracestate", "state"]"#;
+        assert_eq!(added(None), as_given(&format!("[{both}]")));
+        assert_eq!(added(Some("{}")), as_given(&format!("[{both}]")));
+        assert_eq!(added(Some(r#"{"a": "1"}"#)), as_given(&format!(r#"[["a", "1"], {both}]"#)));
+        let own = r#"{"TraceParent": null}"#;
+        assert_eq!(added(Some(own)), as_given(own));
+        assert!(with_trace_context(Some("1"), &context).is_err());
     }
 
     #[test]

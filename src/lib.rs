@@ -2,7 +2,7 @@
 //!
 //! A message's journey, and where to read it:
 //!
-//! 1. An application calls `outbox.enqueue` in its own transaction. The message is checked ([`message`], [`headers`]),
+//! 1. An application calls `outbox.enqueue` in its own transaction. The message is checked ([`message`], [`headers`], [`trace_context`]),
 //!    gets the bucket that keeps its key's order ([`bucket`]), and becomes a row (postgres/enqueue.rs, sql/enqueue.sql).
 //! 2. The commit rings: the bucket's bell in shared memory is lowered to the lowest id, and the relay that listens for the
 //!    bucket wakes (postgres/bell.rs, postgres/shared.rs).
@@ -42,6 +42,7 @@ pub mod relay;
 pub mod repeats;
 pub mod settings;
 pub mod share;
+pub mod trace_context;
 pub mod window;
 
 #[cfg(feature = "kafka")]

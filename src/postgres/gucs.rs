@@ -10,6 +10,7 @@ use crate::lease::LeaseTimes;
 use crate::policy::Patience;
 use crate::properties::{self, Properties, PropertiesError};
 use crate::settings::{Settings, WORKERS_MAX};
+use crate::trace_context::{self, TraceContext, TraceContextError};
 use crate::window;
 
 static BOOTSTRAP_SERVERS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -27,6 +28,8 @@ static MAX_MESSAGE_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 static MAX_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(5);
 static PARK_PATIENCE: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static SHUTDOWN_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(3_000);
+static TRACEPARENT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+static TRACESTATE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 static MAX_DATABASES: GucSetting<i32> = GucSetting::<i32>::new(8);
 
 /// Largest file of properties.
@@ -58,6 +61,28 @@ pub fn define() {
             GucContext::Sighup,
             GucFlags::default(),
             Some(check_kafka_properties),
+            None,
+            None,
+        );
+        GucRegistry::define_string_guc_with_hooks(
+            c"outbox_relay.traceparent",
+            c"Trace context of this session or transaction, added as a header to messages that bring none.",
+            c"In the form of W3C Trace Context. Empty adds nothing.",
+            &TRACEPARENT,
+            GucContext::Userset,
+            GucFlags::default(),
+            Some(check_traceparent),
+            None,
+            None,
+        );
+        GucRegistry::define_string_guc_with_hooks(
+            c"outbox_relay.tracestate",
+            c"What goes as a header tracestate with outbox_relay.traceparent.",
+            c"In the form of W3C Trace Context. Empty adds nothing.",
+            &TRACESTATE,
+            GucContext::Userset,
+            GucFlags::default(),
+            Some(check_tracestate),
             None,
             None,
         );
@@ -218,6 +243,29 @@ pub fn max_message_bytes() -> usize {
     positive(&MAX_MESSAGE_BYTES)
 }
 
+/// The trace context that the session has set.
+pub struct SetTraceContext {
+    traceparent: CString,
+    tracestate: Option<CString>,
+}
+
+impl SetTraceContext {
+    /// As it goes into headers.
+    pub fn as_ref(&self) -> TraceContext<'_> {
+        let checked = "checked when it was set";
+        TraceContext {
+            traceparent: self.traceparent.to_str().expect(checked),
+            tracestate: self.tracestate.as_ref().map_or("", |text| text.to_str().expect(checked)),
+        }
+    }
+}
+
+/// The trace context for messages that bring none, if one is set.
+pub fn trace_context() -> Option<SetTraceContext> {
+    let traceparent = TRACEPARENT.get().filter(|text| !text.is_empty())?;
+    Some(SetTraceContext { traceparent, tracestate: TRACESTATE.get() })
+}
+
 /// Databases that shared memory has room for.
 pub fn max_databases() -> usize {
     positive(&MAX_DATABASES)
@@ -325,6 +373,37 @@ unsafe extern "C-unwind" fn check_kafka_properties(
             refuse(&reason);
             // The server's own words would repeat the value, which may hold a secret.
             conceal(c"invalid value for parameter \"outbox_relay.kafka_properties\"");
+            false
+        }
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_traceparent(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: as above.
+    follows(unsafe { new_value(value) }, trace_context::check_traceparent)
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn check_tracestate(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: as above.
+    follows(unsafe { new_value(value) }, trace_context::check_tracestate)
+}
+
+/// Whether a new value is none or passes its check.
+fn follows(value: Option<String>, check: fn(&str) -> Result<(), TraceContextError>) -> bool {
+    match value.filter(|text| !text.is_empty()).map_or(Ok(()), |text| check(&text)) {
+        Ok(()) => true,
+        Err(error) => {
+            refuse(&super::presentable(&error.to_string()));
             false
         }
     }

@@ -11,6 +11,9 @@ mod clock;
 #[cfg(feature = "test-hooks")]
 mod conformance;
 mod enqueue;
+mod enqueue_check;
+mod enqueue_many;
+mod enqueue_rows;
 mod fences;
 mod fetch;
 mod gucs;
@@ -143,6 +146,25 @@ impl Function {
             let argument = &arguments[index];
             (!argument.isnull).then_some(argument.value)
         }
+    }
+
+    /// How many arguments there are.
+    fn arguments(&self) -> usize {
+        // SAFETY: as above.
+        unsafe { (*self.0).nargs as usize }
+    }
+
+    /// The type of an argument that is declared as "any". Invalid where the call does not say.
+    fn argument_type(&self, index: usize) -> pg_sys::Oid {
+        // SAFETY: as above.
+        unsafe { pg_sys::getBaseType(pg_sys::get_fn_expr_argtype((*self.0).flinfo, index as i32)) }
+    }
+
+    /// The memory that lives as long as the aggregate that this function is a part of.
+    fn aggregate_memory(&self) -> Option<pg_sys::MemoryContext> {
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: as above.
+        (unsafe { pg_sys::AggCheckCallContext(self.0, &mut memory) } != 0).then_some(memory)
     }
 
     fn return_void(&self) -> pg_sys::Datum {

@@ -66,7 +66,7 @@ where
             pg_sys::StartTransactionCommand();
             if database {
                 hold_extension();
-                become_owner();
+                become_owner((pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION) as i32);
             }
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             pg_sys::SPI_connect();
@@ -121,8 +121,8 @@ unsafe fn hold_extension() {
 /// hang on the tables gain nothing by a relay's touching them. An abort undoes it.
 ///
 /// # Safety
-/// Inside a transaction, as the session's own user.
-unsafe fn become_owner() {
+/// Inside a transaction.
+unsafe fn become_owner(context: i32) {
     // SAFETY: the caller's promise; look-ups in the catalogue.
     unsafe {
         let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
@@ -134,8 +134,33 @@ unsafe fn become_owner() {
         let row: *const pg_sys::FormData_pg_class = (*tuple).t_data.byte_add((*(*tuple).t_data).t_hoff as usize).cast();
         let owner = (*row).relowner;
         pg_sys::ReleaseSysCache(tuple);
-        let restricted = pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION;
-        pg_sys::SetUserIdAndSecContext(owner, restricted as i32);
+        pg_sys::SetUserIdAndSecContext(owner, context);
+    }
+}
+
+/// Does something with the rights of the tables' owner, as a function with SECURITY DEFINER and a pinned search path would.
+/// An ERROR undoes it with the transaction or savepoint that it ends.
+pub(super) fn as_owner_of_messages<T>(work: impl FnOnce() -> T) -> T {
+    let (mut user, mut context) = (pg_sys::InvalidOid, 0);
+    // SAFETY: inside the caller's transaction; the user and the settings are put back as they were found.
+    unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
+        become_owner(context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32);
+        pg_sys::set_config_option(
+            c"search_path".as_ptr(),
+            c"pg_catalog, pg_temp".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
+        let done = work();
+        pg_sys::AtEOXact_GUC(true, level);
+        pg_sys::SetUserIdAndSecContext(user, context);
+        done
     }
 }
 
@@ -243,6 +268,36 @@ pub(super) fn each_row_now(table: pg_sys::Oid, take: impl FnMut(pg_sys::HeapTupl
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         each_row(table, snapshot, take);
+        pg_sys::UnregisterSnapshot(snapshot);
+    }
+}
+
+/// Gives each row of a table whose first column, a text, is `key`, as of now; by the index if there is one.
+pub(super) fn each_row_of_key_now(
+    table: pg_sys::Oid,
+    index: pg_sys::Oid,
+    key: pg_sys::Datum,
+    mut take: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc),
+) {
+    // SAFETY: inside a transaction; the snapshot is registered for as long as the scan lasts, and each row is used before
+    // the next is fetched. An ERROR releases all of it.
+    unsafe {
+        let mut entry = pg_sys::ScanKeyData::default();
+        let equal = pg_sys::Oid::from(pg_sys::F_TEXTEQ);
+        pg_sys::ScanKeyInit(&mut entry, 1, pg_sys::BTEqualStrategyNumber as u16, equal, key);
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
+        let found = index != pg_sys::InvalidOid;
+        let scan = pg_sys::systable_beginscan(relation, index, found, snapshot, 1, &mut entry);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            take(tuple, (*relation).rd_att);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
         pg_sys::UnregisterSnapshot(snapshot);
     }
 }
