@@ -197,6 +197,27 @@ comment on column outbox.publishing.stamp is 'server and database that may publi
 comment on column outbox.publishing.paused_at is 'when outbox.pause() was called, or null';
 comment on column outbox.publishing.pause_reason is 'the reason that was given';
 
+-- Messages to be stored once ------------------------------------------------------------------------------------------
+
+-- Dumped with the messages: a retry that comes after a restore must find what it would have found before.
+create table outbox.once (
+    message_id uuid not null,
+    stored_at timestamptz not null,
+    keep_until timestamptz not null,
+    constraint once_pkey primary key (message_id)
+) with (
+    autovacuum_vacuum_scale_factor = 0.0,
+    autovacuum_vacuum_threshold = 50000,
+    autovacuum_vacuum_insert_scale_factor = 0.0,
+    autovacuum_vacuum_insert_threshold = 1000000
+);
+create index once_keep_until_idx on outbox.once (keep_until);
+comment on table outbox.once is 'ids of messages that outbox.enqueue_once() has stored; removed by later calls of it, some time after they have run out';
+comment on column outbox.once.message_id is 'as in outbox.message';
+comment on column outbox.once.stored_at is 'when the message was stored; outbox.enqueue_once() compares its argument within with the time since then';
+comment on column outbox.once.keep_until is 'when the time that was given with the message has run out';
+comment on index outbox.once_keep_until_idx is 'finds the ids that have run out';
+
 -- Skipped messages ----------------------------------------------------------------------------------------------------
 
 -- The columns of outbox.message and three more. No key: nothing looks here but people, and an id may come twice by hand.
@@ -228,11 +249,12 @@ comment on column outbox.skipped.skipped_at is 'when outbox.skip() was called';
 comment on column outbox.skipped.skipped_by is 'role that called it';
 comment on column outbox.skipped.reason is 'the reason that was given';
 
--- Messages, skipped ones too, and settings are the user's data; leases, heartbeats and failures mean nothing elsewhere.
+-- Messages, skipped ones and remembered ids too, and settings are the user's data; leases, heartbeats and failures mean nothing elsewhere.
 select pg_catalog.pg_extension_config_dump('outbox.message', '');
 select pg_catalog.pg_extension_config_dump('outbox.message_id_seq', '');
 select pg_catalog.pg_extension_config_dump('outbox.setting', '');
 select pg_catalog.pg_extension_config_dump('outbox.bucket_change', '');
 select pg_catalog.pg_extension_config_dump('outbox.topic', '');
 select pg_catalog.pg_extension_config_dump('outbox.skipped', '');
+select pg_catalog.pg_extension_config_dump('outbox.once', '');
 select pg_catalog.pg_extension_config_dump('outbox.publishing', '');

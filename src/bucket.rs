@@ -31,6 +31,15 @@ pub fn bucket_of(partition: Option<u32>, key: Option<&[u8]>, message_id: &[u8; 1
     }
 }
 
+/// The partition on which the default partitioner of Kafka's Java clients puts a key.
+///
+/// # Panics
+/// When `partitions` is zero.
+#[must_use]
+pub fn partition_of(key: &[u8], partitions: u32) -> u32 {
+    hash(key) % partitions
+}
+
 fn hash(bytes: &[u8]) -> u32 {
     murmur2(bytes) & 0x7fff_ffff
 }
@@ -89,6 +98,15 @@ mod tests {
         ];
         for (key, expected) in vectors {
             assert_eq!(murmur2(key) as i32, expected, "{key:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_lies_on_the_partition_of_its_masked_hash() {
+        let expected: [(&[u8], u32, u32); 4] =
+            [(b"order-12345", 8, 1), (b"foobar", 8, 6), (b"order-1", 4, 2), (b"", 7, 2)];
+        for (key, partitions, partition) in expected {
+            assert_eq!(partition_of(key, partitions), partition, "{key:?} of {partitions}");
         }
     }
 

@@ -13,6 +13,7 @@ mod conformance;
 mod enqueue;
 mod enqueue_check;
 mod enqueue_many;
+mod enqueue_once;
 mod enqueue_rows;
 mod fences;
 mod fetch;
@@ -20,6 +21,7 @@ mod gucs;
 mod hooks;
 mod launcher;
 mod log;
+mod preview;
 mod rest;
 mod session;
 mod shared;
@@ -61,6 +63,7 @@ pub extern "C-unwind" fn _PG_init() {
     gucs::define();
     share_memory();
     bell::install();
+    enqueue_once::install();
     hooks::install();
     launcher::register();
 }
@@ -165,6 +168,12 @@ impl Function {
         let mut memory = std::ptr::null_mut();
         // SAFETY: as above.
         (unsafe { pg_sys::AggCheckCallContext(self.0, &mut memory) } != 0).then_some(memory)
+    }
+
+    fn return_null(&self) -> pg_sys::Datum {
+        // SAFETY: as above.
+        unsafe { (*self.0).isnull = true };
+        pg_sys::Datum::from(0)
     }
 
     fn return_void(&self) -> pg_sys::Datum {

@@ -20,6 +20,8 @@ select outbox.skip(bucket, id, 'for the test') from outbox.message where message
 -- There and back: what is above waits for what is below.
 select outbox.set_bucket_count(9);
 select outbox.set_bucket_count(7);
+-- A retry after the restore must find what it would have found before.
+insert into outbox.once values ('00000000-0000-4000-8000-000000000001', '2000-01-01', 'infinity');
 insert into outbox.topic (topic, policy, max_attempts, partitions) values ('dump', 'block', 3, 12);
 insert into outbox.lease values (0, 'regress', 5, 'infinity');
 insert into outbox.relay (relay_id, pid) values ('regress', 1);
@@ -38,6 +40,7 @@ select * from outbox.setting;
 select fence_id, bucket_count, changed_by from outbox.bucket_change;
 select * from outbox.topic;
 select id, skipped_by, reason from outbox.skipped;
+select message_id, keep_until from outbox.once;
 select outbox.bucket_count();
 select last_value, is_called from outbox.message_id_seq;
 select (select count(*) from outbox.lease) as leases, (select count(*) from outbox.relay) as relays,
@@ -68,6 +71,7 @@ select * from outbox.setting;
 select fence_id, bucket_count, changed_by from outbox.bucket_change;
 select * from outbox.topic;
 select id, skipped_by, reason from outbox.skipped;
+select message_id, keep_until from outbox.once;
 select last_value, is_called from outbox.message_id_seq;
 select (select count(*) from outbox.lease) as leases, (select count(*) from outbox.relay) as relays,
        (select count(*) from outbox.failure) as failures;

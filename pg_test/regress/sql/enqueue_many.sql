@@ -146,7 +146,7 @@ select convert_from(value, 'UTF8') as value, count(*) from outbox.message group 
 truncate outbox.message;
 select outbox.enqueue_agg('agg', i::text, 'v') over (order by i) from generate_series(1, 3) i;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
-select provolatile, proparallel, count(*) from pg_proc where pronamespace = 'outbox'::regnamespace and proname like 'enqueue\_%' group by 1, 2;
+select provolatile, proparallel, count(*) from pg_proc where pronamespace = 'outbox'::regnamespace and proname ~ '^enqueue_(many|agg)' group by 1, 2;
 select outbox.enqueue_agg_add(null, 'topic', 'k'::text, 'v'::text);
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 
@@ -252,14 +252,14 @@ select outbox.enqueue_many(array['good', 'secrets'], array['a', 'b'], array['1',
 \set VERBOSITY default
 \unset SHOW_CONTEXT
 alter table outbox.message drop constraint no_secrets;
-create unique index once on outbox.message (message_id);
+create unique index message_once on outbox.message (message_id);
 select outbox.enqueue_many('once', array['a', 'b'], null::text[], message_ids => array_fill('00000000-0000-4000-8000-000000000001'::uuid, array[2]));
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 select cardinality(outbox.enqueue_many('once', array['a', 'b'], null::text[]));
 set enable_seqscan = off;
 select count(*) from outbox.message m where m.message_id in (select message_id from outbox.message where topic = 'once');
 reset enable_seqscan;
-drop index outbox.once;
+drop index outbox.message_once;
 alter table outbox.message add column more integer default 5;
 select cardinality(outbox.enqueue_many('more', array['a', 'b'], null::text[]));
 select more, count(*) from outbox.message group by more order by more;

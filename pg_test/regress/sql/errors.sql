@@ -34,6 +34,34 @@ select outbox.enqueue('orders', 'k', 'v', partition => -1);
 select outbox.enqueue('orders', 'k', 'v', partition => -2147483648);
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 
+-- Partition: at or above the number that was declared for the topic; asked for only where a partition is given.
+insert into outbox.topic (topic, partitions) values ('declared', 12), ('other', null);
+select outbox.enqueue('declared', 'k', 'v', partition => 11) as id \gset
+select outbox.enqueue('declared', 'k', 'v', partition => 12);
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('other', 'k', 'v', partition => 12) as id \gset
+select outbox.enqueue('unheard-of', 'k', 'v', partition => 2147483647) as id \gset
+select outbox.enqueue('declared', 'k', 'v') as id \gset
+select outbox.enqueue_many('declared', array['a', 'b', 'c'], null::text[], partitions => array[0, null, 12]);
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue_many(array['unheard-of', 'declared'], null::text[], array['a', 'b'], partitions => array[12, 12]);
+select outbox.enqueue_agg('declared', i::text, 'v', null, i) from generate_series(0, 20) i;
+select outbox.enqueue_once('declared', 'k', 'v', gen_random_uuid(), partition => 13);
+-- The number of now, whatever the snapshot, and whether the index of the table is there or not.
+begin isolation level repeatable read;
+select partitions from outbox.topic where topic = 'declared';
+\! psql -X -q -d regression -c "update outbox.topic set partitions = 13 where topic = 'declared'"
+select outbox.enqueue('declared', 'k', 'v', partition => 12) as id \gset
+select outbox.enqueue('declared', 'k', 'v', partition => 13);
+rollback;
+begin;
+alter table outbox.topic drop constraint topic_pkey;
+select outbox.enqueue('declared', 'k', 'v', partition => 13);
+rollback;
+delete from outbox.topic;
+select outbox.enqueue('declared', 'k', 'v', partition => 12) as id \gset
+truncate outbox.message;
+
 -- Headers: neither object nor array of pairs.
 select outbox.enqueue('orders', 'k', 'v', '1');
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
@@ -75,6 +103,13 @@ from generate_series(1, 1000) i \gset
 select outbox.enqueue('orders', 'k', 'v', jsonb_agg(jsonb_build_array('name', i::text)))
 from generate_series(1, 1001) i;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
+truncate outbox.message;
+
+-- Headers: a name that is too long; it counts in bytes.
+select outbox.enqueue('orders', 'k', 'v', jsonb_build_object(repeat('n', 1024), 'value')) as id \gset
+select outbox.enqueue('orders', 'k', 'v', jsonb_build_object(repeat('n', 1025), 'value'));
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+select outbox.enqueue('orders', 'k', 'v', jsonb_build_object(repeat('ü', 513), 'value'));
 truncate outbox.message;
 
 -- Arguments that the server itself refuses: no such types, no valid JSON, no uuid.

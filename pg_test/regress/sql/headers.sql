@@ -56,6 +56,43 @@ drop table samples;
 -- A header with the name of ours is stored as given; the relay puts its own in the place.
 select outbox.decode_headers(stored('{"x-outbox-message-id": "forged"}'));
 
+-- Trace context: what the session has set goes with messages that bring none, behind their own headers.
+\set parent '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
+set outbox_relay.traceparent = :'parent';
+select outbox.decode_headers(stored(null)) as none, outbox.decode_headers(stored('{}')) as empty;
+set outbox_relay.tracestate = 'vendor=1,other=2';
+select outbox.decode_headers(stored('[["b", "1"], ["a", null]]')) as array;
+-- A message with a traceparent of its own gets neither, in whatever case it is written; a tracestate of its own is kept.
+select outbox.decode_headers(stored('{"traceparent": "mine"}')) as own, outbox.decode_headers(stored('[["TraceParent", null]]')) as null;
+select outbox.decode_headers(stored('{"tracestate": "mine=1"}')) as own_state;
+-- So with many at a time, and once.
+select cardinality(outbox.enqueue_many('headers', array['a', 'b'], null::text[], headers => array[null, '{"traceparent": "mine"}']::jsonb[]));
+select outbox.enqueue_agg('headers', 'c', 'v');
+select outbox.enqueue_once('headers', 'd', 'v', gen_random_uuid());
+select convert_from(key, 'UTF8') as key, outbox.decode_headers(headers) as headers from outbox.message order by id;
+truncate outbox.message;
+-- It counts as part of the record: 1000000 less 93, less the two headers.
+select outbox.enqueue('headers', null, repeat('x', 1000000 - 93 - (1 + 11 + 1 + 55) - (1 + 10 + 1 + 16))) as id \gset
+select outbox.enqueue('headers', null, repeat('x', 1000000 - 93 - (1 + 11 + 1 + 55) - (1 + 10 + 1 + 16) + 1));
+truncate outbox.message;
+-- A tracestate alone means nothing.
+reset outbox_relay.traceparent;
+select stored(null) as alone;
+reset outbox_relay.tracestate;
+-- For a transaction only, or a function.
+begin;
+set local outbox_relay.traceparent = :'parent';
+select outbox.decode_headers(stored(null)) as inside;
+commit;
+select stored(null) as outside;
+create function traced() returns bytea language sql set outbox_relay.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00'
+    as 'select stored(null)';
+select outbox.decode_headers(traced()) as inside, stored(null) as outside;
+drop function traced;
+set outbox_relay.traceparent = '';
+select stored(null) as empty;
+reset outbox_relay.traceparent;
+
 -- Damaged bytes are an error, never a crash: empty, other version, no count, count too large, negative count, cut, too long,
 -- no name, name that is no text.
 select outbox.decode_headers('\x');

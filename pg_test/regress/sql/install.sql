@@ -35,6 +35,7 @@ alter extension outbox_relay set schema public;
 \d outbox.bucket_change
 \d outbox.topic
 \d outbox.skipped
+\d outbox.once
 select format_type(seqtypid, null) as type, seqstart, seqincrement, seqcache, seqcycle
 from pg_sequence where seqrelid = 'outbox.message_id_seq'::regclass;
 select p.oid::regprocedure as function, pg_get_function_result(p.oid) as result, l.lanname as language,
@@ -43,9 +44,9 @@ from pg_proc p join pg_language l on l.oid = p.prolang
 where p.pronamespace = 'outbox'::regnamespace
 order by p.oid::regprocedure::text collate "C";
 
--- Names and defaults of enqueue's arguments are a promise.
+-- Names and defaults of the arguments of what writers call are a promise.
 select pg_get_function_arguments(oid) from pg_proc
-where pronamespace = 'outbox'::regnamespace and proname = 'enqueue'
+where pronamespace = 'outbox'::regnamespace and proname ~ '^enqueue' and proname !~ '^enqueue_agg_'
 order by oid;
 
 -- Nothing lies in the schema that is not the extension's, and nothing of it lies elsewhere. The catalogue pg_depend knows
@@ -77,7 +78,7 @@ select outbox.version() = extversion as same_version from pg_extension where ext
 -- Ids are the order of a bucket: a session must not hoard them.
 select cache_size from pg_sequences where schemaname = 'outbox';
 
--- What a dump carries: messages, skipped ones too, their ids, settings and fences, and nothing of leases and heartbeats.
+-- What a dump carries: messages, skipped ones too, their ids and those remembered, settings and fences, and nothing of leases and heartbeats.
 select c.oid::regclass as dumped, w.condition
 from pg_extension e, unnest(e.extconfig, e.extcondition) w (oid, condition), pg_class c
 where e.extname = 'outbox_relay' and c.oid = w.oid

@@ -13,7 +13,7 @@ set outbox_relay.batchsize = 5;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 alter system set outbox_relay.bootstrap_server = 'localhost:9092';
 
--- They belong to the server: no session, role or database has its own.
+-- But for the trace context they belong to the server: no session, role or database has its own.
 set outbox_relay.enabled = off;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
 set local outbox_relay.max_message_bytes = 2000;
@@ -21,6 +21,34 @@ alter database regression set outbox_relay.enabled = off;
 alter role postgres set outbox_relay.bootstrap_servers = 'localhost:9092';
 set outbox_relay.max_databases = 9;
 \echo SQLSTATE :LAST_ERROR_SQLSTATE
+
+-- Trace context belongs to whoever sets it, and follows the grammar of W3C Trace Context.
+create role regress_traced;
+set role regress_traced;
+set outbox_relay.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+set outbox_relay.tracestate = 'vendor=1, tenant@system=x y';
+show outbox_relay.traceparent;
+show outbox_relay.tracestate;
+set outbox_relay.traceparent = '00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01';
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+set outbox_relay.traceparent = '4bf92f3577b34da6a3ce929d0e0e4736';
+set outbox_relay.traceparent = 'ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+set outbox_relay.traceparent = '00-00000000000000000000000000000000-00f067aa0ba902b7-01';
+set outbox_relay.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01';
+select set_config('outbox_relay.traceparent', e'00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\n', true);
+set outbox_relay.tracestate = 'vendor';
+\echo SQLSTATE :LAST_ERROR_SQLSTATE
+set outbox_relay.tracestate = 'größe=1';
+set outbox_relay.tracestate = 'vendor=1,vendor=2';
+select set_config('outbox_relay.tracestate', string_agg('k' || i || '=v', ','), true) from generate_series(1, 33) i;
+show outbox_relay.traceparent;
+show outbox_relay.tracestate;
+set outbox_relay.traceparent = '';
+set outbox_relay.tracestate = '';
+reset outbox_relay.traceparent;
+reset outbox_relay.tracestate;
+reset role;
+drop role regress_traced;
 
 -- Units and ranges.
 alter system set outbox_relay.lease_duration = '1min';
