@@ -215,6 +215,24 @@ impl Broker {
         Ok(())
     }
 
+    /// Produces records by Kafka's own console producer, a Java client with the default partitioner. Neither keys nor values
+    /// may hold a tab or a newline.
+    pub fn produce_by_java(&self, topic: &str, records: &[(String, String)]) -> Result<()> {
+        let input = self.directory.join(format!("{topic}.records"));
+        let lines: String = records.iter().map(|(key, value)| format!("{key}\t{value}\n")).collect();
+        fs::write(&input, lines).with_context(|| format!("could not write {input:?}"))?;
+        let libraries = class_path()?;
+        state::run(
+            Command::new("java")
+                .args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", &libraries])
+                .args(["org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", &self.bootstrap()])
+                .args(["--topic", topic, "--reader-property", "parse.key=true"])
+                .stdin(fs::File::open(&input).with_context(|| format!("could not open {input:?}"))?),
+        )
+        .context("the console producer")?;
+        Ok(())
+    }
+
     fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
         client_settings(&self.bootstrap()).create().context("could not make an admin client")
     }

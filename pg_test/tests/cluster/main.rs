@@ -10,6 +10,7 @@ mod conformance;
 mod copies;
 mod crash;
 mod databases;
+mod documentation;
 mod fleet;
 mod harness;
 mod host;
@@ -17,6 +18,7 @@ mod identity;
 mod invented;
 mod latency;
 mod lost;
+mod once;
 mod order;
 mod outage;
 mod record;
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         fleet::trials(),
         bucket_count::trials(),
         record::trials(),
+        once::trials(),
         latency::trials(),
         host::trials(),
         databases::trials(),
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         outage::trials(),
         volume::trials(),
         conformance::trials(),
+        documentation::trials(),
     ]
     .into_iter()
     .flatten()
