@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::state;
 
-use crate::scene::{Scene, create_database};
+use crate::scene::Scene;
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -44,9 +44,11 @@ fn run_examples(scene: &mut Scene, file: &str, database: &str) -> Result<()> {
     let examples = examples(&text).with_context(|| file.to_owned())?;
     ensure!(examples.len() > 3, "{file} has {} examples", examples.len());
     // What the examples do to a relay is no matter here, and without topics it would complain.
-    scene.start(&[("outbox_relay.enabled", "off")])?;
+    let mut client = scene.start(&[("outbox_relay.enabled", "off")])?;
     scene.expect_complaint("ERROR: ");
-    create_database(&scene.cluster, database)?;
+    // Without the tables of the other tests.
+    client.batch_execute(&format!("create database {database}"))?;
+    scene.cluster.connect(database)?.batch_execute("create extension outbox_relay")?;
     for example in &examples {
         run(scene, database, example).with_context(|| format!("{file}, line {}:\n{}", example.line, example.sql))?;
     }

@@ -126,7 +126,8 @@ fn trace_context_of_the_transaction_arrives_behind_the_messages_own_headers(scen
 
 fn messages_enqueued_many_at_a_time_arrive_in_order(scene: &mut Scene) -> Result<()> {
     const MESSAGES: i32 = 3_000;
-    let mut client = scene.start(&[])?;
+    // Nothing but their bells tells of them.
+    let mut client = scene.start(&[("outbox_relay.poll_interval", "1h")])?;
     let topic = scene.topic(1)?;
     client.execute(
         "select outbox.enqueue_many($1, array_agg(null::text), array_agg(n::text order by n), partitions => array_agg(0))
