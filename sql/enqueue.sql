@@ -77,3 +77,9 @@ create function outbox.decode_headers(headers bytea) returns jsonb
     as 'MODULE_PATHNAME', 'outbox_decode_headers';
 comment on function outbox.decode_headers(bytea) is
     'headers of a stored message as an array of [name, value] pairs; a value that is no UTF-8 text is {"base64": ...}';
+
+create function outbox.encode_headers(headers jsonb) returns bytea
+    language c immutable strict parallel safe
+    as 'MODULE_PATHNAME', 'outbox_encode_headers';
+comment on function outbox.encode_headers(jsonb) is
+    'headers as outbox.message stores them, from what outbox.enqueue takes; none give null';

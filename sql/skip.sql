@@ -7,13 +7,6 @@ as $$
 declare
     skipped outbox.message;
 begin
-    if skip.bucket is null or skip.id is null then
-        raise exception using
-            errcode = 'null_value_not_allowed',
-            message = 'bucket and id must not be null',
-            detail = 'They name the message to skip.',
-            hint = 'A message that the broker refuses is shown by outbox.pg_stat_bucket, as bucket and failing_id.';
-    end if;
     if coalesce(skip.reason, '') !~ '\S' then
         raise exception using
             errcode = 'invalid_parameter_value',
@@ -21,15 +14,8 @@ begin
             detail = 'It is kept with the message, and is all that tells later why it was not published.',
             hint = 'Give the reason as the third argument.';
     end if;
-    delete from outbox.message m where m.bucket = skip.bucket and m.id = skip.id returning m.* into skipped;
-    if not found then
-        raise exception using
-            errcode = 'no_data_found',
-            message = format('no message %s in bucket %s', skip.id, skip.bucket),
-            detail = 'It was published or skipped meanwhile, or never was there.',
-            hint = 'See outbox.pg_stat_bucket for those that the broker refuses, outbox.message for all that wait, '
-                'and outbox.skipped for those skipped before.';
-    end if;
+    skipped := outbox.lock_message(skip.bucket, skip.id);
+    delete from outbox.message m where m.bucket = skip.bucket and m.id = skip.id;
     insert into outbox.skipped
         (bucket, id, topic, partition, key, value, headers, message_id, created_at, skipped_by, reason)
     values (skipped.bucket, skipped.id, skipped.topic, skipped.partition, skipped.key, skipped.value, skipped.headers,

@@ -139,14 +139,117 @@ comment on column outbox.pg_stat_bucket.bucket is 'bucket, from 0 to outbox.buck
 comment on column outbox.pg_stat_bucket.relay_id is 'the relay named by the lease';
 comment on column outbox.pg_stat_bucket.token is 'grows at every change of owner';
 comment on column outbox.pg_stat_bucket.lease_expires_at is 'when the lease ends unless it is renewed';
-comment on column outbox.pg_stat_bucket.state is 'empty, pending, failing (the broker refuses its first message), unowned (rows, but no relay holds a lease), fenced (its messages wait for those of an earlier bucket count, see outbox.pg_stat_bucket_change)';
+comment on column outbox.pg_stat_bucket.state is 'empty, pending, failing (a message of it is failing or parked, see outbox.parked), unowned (rows, but no relay holds a lease), fenced (its messages wait for those of an earlier bucket count, see outbox.pg_stat_bucket_change)';
 comment on column outbox.pg_stat_bucket.backlog is 'rows waiting, counted up to 1000';
 comment on column outbox.pg_stat_bucket.oldest_created_at is 'when the first waiting row was stored';
 comment on column outbox.pg_stat_bucket.oldest_age is 'how long it has been waiting';
 comment on column outbox.pg_stat_bucket.acknowledged is 'messages of this bucket acknowledged since the server started or outbox.reset_stats()';
 comment on column outbox.pg_stat_bucket.last_acknowledged_at is 'time of the latest of them';
-comment on column outbox.pg_stat_bucket.failing_id is 'id of the message that the broker refuses';
-comment on column outbox.pg_stat_bucket.attempts is 'refused attempts of that message';
-comment on column outbox.pg_stat_bucket.failing_since is 'time of the first refusal';
+comment on column outbox.pg_stat_bucket.failing_id is 'id of the first message of it that is failing or parked';
+comment on column outbox.pg_stat_bucket.attempts is 'failed attempts of that message';
+comment on column outbox.pg_stat_bucket.failing_since is 'time of the first of them';
 comment on column outbox.pg_stat_bucket.last_error is 'what the Kafka client reported last';
 comment on column outbox.pg_stat_bucket.next_try_at is 'earliest time of the next attempt';
+
+-- Who waits is looked for among the next 10,000 rows of each bucket, once for all that fail there, and not at all unless that
+-- column is asked for: such a join is left out. What has one unit of order has the same text here: a bucket, a topic, a key,
+-- or, without keys, a partition. '/' is in no topic's name.
+create view outbox.parked as
+select f.bucket,
+       f.id,
+       m.message_id,
+       m.topic,
+       case when f.kind = 'topic' then 'topic' when f.parked_at is not null then 'parked' else 'failing' end as state,
+       f.attempts,
+       f.error,
+       f.first_failed_at as since,
+       case when f.parked_at is null then f.next_try_at end as next_try_at,
+       f.parked_at,
+       coalesce(w.waiting, 0) as waiting
+from outbox.failure f
+join outbox.message m on m.bucket = f.bucket and m.id = f.id
+left join (
+    -- As it is written: statistics of a table that is mostly empty would have a planner read them once for each that fails.
+    with behind as materialized (
+        select b.bucket, n.id, u.unit
+        from (select f.bucket, min(f.id) as id from outbox.failure f group by f.bucket) b
+        cross join lateral (
+            select m.id, m.topic, m.key, m.partition
+            from outbox.message m
+            where m.bucket = b.bucket and m.id > b.id
+            order by m.id
+            limit 10000
+        ) n
+        cross join lateral (
+            values (''), (n.topic), (n.topic || coalesce('/k' || encode(n.key, 'hex'), '/p' || n.partition))
+        ) u (unit)
+    ), first as materialized (
+        select f.bucket,
+               f.id,
+               case
+                   when t.policy = 'block' then ''
+                   when f.kind = 'topic' then m.topic
+                   else m.topic || coalesce('/k' || encode(m.key, 'hex'), '/p' || m.partition)
+               end as unit
+        from outbox.failure f
+        join outbox.message m on m.bucket = f.bucket and m.id = f.id
+        left join outbox.topic t on t.topic = m.topic
+    )
+    select f.bucket, f.id, least(count(*), 1000) as waiting
+    from first f
+    join behind b on b.bucket = f.bucket and b.unit = f.unit and b.id > f.id
+    group by f.bucket, f.id
+) w on w.bucket = f.bucket and w.id = f.id;
+
+comment on view outbox.parked is 'messages that cannot be published now and that others wait behind, with the reason';
+comment on column outbox.parked.bucket is 'bucket of the message';
+comment on column outbox.parked.id is 'id of the message in outbox.message';
+comment on column outbox.parked.message_id is 'identity of the message, as returned by outbox.enqueue';
+comment on column outbox.parked.topic is 'Kafka topic';
+comment on column outbox.parked.state is 'failing (it is refused and tried again), parked (it is not tried any more until an operator acts), topic (its topic takes no messages now; it is tried again)';
+comment on column outbox.parked.attempts is 'failed attempts so far';
+comment on column outbox.parked.error is 'what the Kafka client reported last';
+comment on column outbox.parked.since is 'time of the first failed attempt';
+comment on column outbox.parked.next_try_at is 'earliest time of the next attempt; null if it is parked';
+comment on column outbox.parked.parked_at is 'since when it is not tried any more';
+comment on column outbox.parked.waiting is 'messages that wait for it, counted up to 1000 among the first 10000 of its bucket behind the first that fails there';
+
+create view outbox.pg_stat_topic as
+select coalesce(t.topic, f.topic) as topic,
+       coalesce(t.policy, 'park_key') as policy,
+       t.dead_letter_topic,
+       t.max_attempts,
+       t.partitions,
+       t.paused_at,
+       t.pause_reason,
+       coalesce(f.failing, 0) as failing,
+       coalesce(f.parked, 0) as parked,
+       f.unavailable_since,
+       f.last_error,
+       f.last_failed_at
+from outbox.topic t
+full join (
+    select m.topic,
+           count(*) filter (where f.kind = 'message' and f.parked_at is null) as failing,
+           count(*) filter (where f.kind = 'message' and f.parked_at is not null) as parked,
+           min(f.first_failed_at) filter (where f.kind = 'topic') as unavailable_since,
+           (array_agg(f.error order by f.last_failed_at desc))[1] as last_error,
+           max(f.last_failed_at) as last_failed_at
+    from outbox.failure f
+    join outbox.message m on m.bucket = f.bucket and m.id = f.id
+    group by m.topic
+) f on f.topic = t.topic;
+
+comment on view outbox.pg_stat_topic is 'one row for each topic that an operator has said something of or that has messages which cannot be published now';
+comment on column outbox.pg_stat_topic.topic is 'Kafka topic';
+comment on column outbox.pg_stat_topic.policy is 'what becomes of a message that is refused for good: park_key, dead_letter, block';
+comment on column outbox.pg_stat_topic.dead_letter_topic is 'Kafka topic for what policy dead_letter takes out';
+comment on column outbox.pg_stat_topic.max_attempts is 'refusals after which the policy acts; null means outbox_relay.max_attempts';
+comment on column outbox.pg_stat_topic.partitions is 'number of partitions that was declared, or null';
+comment on column outbox.pg_stat_topic.paused_at is 'since when it is paused by outbox.pause_topic(), or null';
+comment on column outbox.pg_stat_topic.pause_reason is 'the reason that was given';
+comment on column outbox.pg_stat_topic.failing is 'messages that are refused and tried again; those that wait behind them are not counted';
+comment on column outbox.pg_stat_topic.parked is 'messages that are not tried any more until an operator acts; those that wait behind them are not counted';
+comment on column outbox.pg_stat_topic.unavailable_since is 'since when the topic takes no messages at all, or null';
+comment on column outbox.pg_stat_topic.last_error is 'what the Kafka client reported last of these messages';
+comment on column outbox.pg_stat_topic.last_failed_at is 'time of the latest failed attempt';

@@ -153,7 +153,16 @@ fn encode_headers(headers: Option<pg_sys::Datum>) -> Result<Option<Vec<u8>>, Ref
         (None, Some(json)) => headers::from_json(&json),
         (Some(context), json) => headers::with_trace_context(json.as_deref(), &context.as_ref()),
     };
-    encoded.map_err(|error| match error {
+    encoded.map_err(refuse_headers)
+}
+
+/// The same of headers that are there, without those that the session adds.
+pub fn encode_given_headers(headers: pg_sys::Datum) -> Result<Option<Vec<u8>>, Refusal> {
+    headers::from_json(&String::from_utf8_lossy(&jsonb_text(headers))).map_err(refuse_headers)
+}
+
+fn refuse_headers(error: HeadersError) -> Refusal {
+    match error {
         HeadersError::TooMany(count) => Refusal::new(
             PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             format!("message with {count} headers"),
@@ -172,7 +181,7 @@ fn encode_headers(headers: Option<pg_sys::Datum>) -> Result<Option<Vec<u8>>, Ref
             format!("{}.", capital(&error.to_string())),
             "Give a JSON object, or an array of [name, value] pairs to keep order and duplicates; a value is a string, null or {\"base64\": \"...\"}.",
         ),
-    })
+    }
 }
 
 /// The numbers of partitions that operators have declared. Remembers the last answer: neighbours mostly share the topic.

@@ -92,7 +92,7 @@ pub fn uuid_datum(bytes: &[u8; 16]) -> pg_sys::Datum {
 
 /// The schema of our tables, with outbox.message locked against a change of the bucket count: such a change waits for this
 /// transaction, or is seen by it. So this comes before the count is read.
-fn lock_schema() -> pg_sys::Oid {
+pub fn lock_schema() -> pg_sys::Oid {
     // SAFETY: look-ups in the catalogue and a lock, inside the caller's transaction.
     unsafe {
         let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);

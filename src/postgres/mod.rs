@@ -21,6 +21,7 @@ mod gucs;
 mod hooks;
 mod launcher;
 mod log;
+mod operate;
 mod preview;
 mod rest;
 mod session;

@@ -101,10 +101,20 @@ insert into outbox.setting values ('bucket_count', '1');
 select * from outbox.pg_stat_relay;
 select * from outbox.pg_stat_bucket;
 select * from outbox.pg_stat_bucket_change;
+select * from outbox.pg_stat_topic;
+select * from outbox.parked;
 select outbox.version();
 select outbox.bucket_count();
 select outbox.set_bucket_count(9);
 select outbox.skip(0, 1, 'reason');
+select outbox.retry_now(0, 1);
+select outbox.retry_now('orders');
+select outbox.requeue(0, 1);
+select outbox.edit(0, 1, 'other');
+select outbox.set_topic('orders', 'block');
+select outbox.reset_topic('orders');
+select outbox.pause_topic('orders');
+select outbox.resume_topic('orders');
 select outbox.decode_headers('\x0100000000');
 select outbox.partition_for('k', 3);
 select outbox.bucket_for('k');
@@ -194,6 +204,8 @@ select count(*) >= 0 as may_look from outbox.setting;
 select count(*) >= 0 as may_look from outbox.bucket_change;
 select count(*) >= 0 as may_look from outbox.topic;
 select count(*) >= 0 as may_look from outbox.pg_stat_bucket_change;
+select count(*) >= 0 as may_look from outbox.pg_stat_topic;
+select sum(waiting) as may_look from outbox.parked;
 select outbox.bucket_count();
 select outbox.version() is not null as may_look;
 select * from outbox.message;
@@ -208,7 +220,8 @@ reset role;
 
 -- What the views show, they show of no key, value or header.
 select attrelid::regclass as view, attname as column from pg_attribute
-where attrelid in ('outbox.pg_stat_relay'::regclass, 'outbox.pg_stat_bucket'::regclass, 'outbox.pg_stat_bucket_change'::regclass)
+where attrelid in ('outbox.pg_stat_relay'::regclass, 'outbox.pg_stat_bucket'::regclass, 'outbox.pg_stat_bucket_change'::regclass,
+                   'outbox.pg_stat_topic'::regclass, 'outbox.parked'::regclass)
   and (attname ~ 'key|value|header|payload' or atttypid = 'bytea'::regtype);
 
 -- A DBA may give single functions to operators.
