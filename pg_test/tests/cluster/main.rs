@@ -19,6 +19,7 @@ mod invented;
 mod latency;
 mod lost;
 mod once;
+mod operate;
 mod order;
 mod outage;
 mod record;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         copies::trials(),
         settings::trials(),
         refusal::trials(),
+        operate::trials(),
         crash::trials(),
         outage::trials(),
         volume::trials(),
