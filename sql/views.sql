@@ -99,10 +99,10 @@ select b.bucket,
        l.token,
        l.expires_at as lease_expires_at,
        case
-           when f.id is not null then 'failing'
            when o.id is null then 'empty'
            when l.relay_id is null or l.expires_at <= pg_catalog.clock_timestamp() then 'unowned'
            when o.id > (select min(c.fence_id) from outbox.pg_stat_bucket_change c) then 'fenced'
+           when f.id is not null then 'failing'
            else 'pending'
        end as state,
        (select count(*) from (select from outbox.message m where m.bucket = b.bucket limit 1000) c) as backlog,

@@ -97,6 +97,8 @@ pub struct Relay<S, P, C, B> {
     paused: BTreeSet<String>,
     /// Why nothing can be published as it is set up, as a row was just refused for.
     misconfigured: Option<String>,
+    /// How often in a row that was so.
+    refused_altogether: u32,
     /// What was said already: refused messages by topic, failed reads by bucket, failed turns by their error.
     refusals: Repeats<(String, Told)>,
     unreadable: Repeats<Bucket>,
@@ -153,6 +155,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             default_rule: TopicRule::default(),
             paused: BTreeSet::new(),
             misconfigured: None,
+            refused_altogether: 0,
             refusals: Repeats::default(),
             unreadable: Repeats::default(),
             failed_turns: Repeats::default(),

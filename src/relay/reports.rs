@@ -70,6 +70,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if complete.is_empty() {
             return Ok(false);
         }
+        let mut removed_any = false;
         let mut removals: Vec<Removal> = complete
             .iter()
             .filter(|id| !self.flights[*id].orphaned || broken(Rule::LostLeaseKeepsRows))
@@ -79,6 +80,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             let acknowledged: Vec<_> = removals.iter().map(|removal| removal.ask(&self.flights)).collect();
             let removed = self.store.acknowledge(&acknowledged)?;
             for (removal, removed) in removals.iter_mut().zip(removed) {
+                removed_any |= removed;
                 if !removed {
                     removal.len = 0;
                     self.lose(self.flights[&removal.flight].lease, "another relay has taken it over");
@@ -98,8 +100,28 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             notes.note_failures(&failed)?;
         }
         match self.misconfigured.take() {
-            Some(reason) => Err(StoreError::Retry(reason)),
-            None => Ok(true),
+            Some(reason) => self.wait_with_everything(&reason),
+            None if removed_any && mem::take(&mut self.refused_altogether) > 0 => {
+                self.refusals.forget(&(String::new(), Told::Everything));
+                info!("messages are accepted again");
+            }
+            None => {}
+        }
+        Ok(true)
+    }
+
+    /// Nothing can be published as it is set up: tries again now and then, for somebody may mend it at the other end.
+    fn wait_with_everything(&mut self, reason: &str) {
+        let now = self.clock.now();
+        self.refused_altogether = self.refused_altogether.saturating_add(1);
+        let wait = self.backoff.after(self.refused_altogether);
+        self.wait_until = Some(now + wait);
+        if self.refusals.note((String::new(), Told::Everything), now).is_some() {
+            warn!(
+                detail = format!("Reported was: {reason}."),
+                hint = "Messages are kept. Correct the settings, or the rights of the client at the broker.",
+                "nothing can be published as it is set up"
+            );
         }
     }
 
@@ -247,7 +269,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
         let detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}.{unsaid}");
         match told {
-            Told::Topic => warn!(
+            Told::Everything | Told::Topic => warn!(
                 detail,
                 hint = "Its messages wait, those of other topics go on; see outbox.parked.",
                 "topic \"{topic}\" takes no messages"
@@ -269,6 +291,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 /// What is said of refused rows, at most once a minute for each topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Told {
+    /// Not of a topic, but of all.
+    Everything,
     Topic,
     Refused,
     Parked,

@@ -65,6 +65,8 @@ pub(crate) enum Trouble {
     Refuses,
     /// It has no leader: the client keeps its messages and says nothing.
     Silent,
+    /// The broker says that nothing can be published by this client.
+    Misconfigured,
 }
 
 /// What one relay has with its client.
@@ -189,8 +191,10 @@ impl Broker {
 
     /// What the broker says to a row that arrives.
     fn verdict(&self, row: &Row, now: Time) -> Result<(), PublishError> {
-        if self.trouble(row.label.topic, now) == Some(Trouble::Refuses) {
-            return Err(PublishError::Topic("there is no such topic".to_owned()));
+        match self.trouble(row.label.topic, now) {
+            Some(Trouble::Refuses) => return Err(PublishError::Topic("there is no such topic".to_owned())),
+            Some(Trouble::Misconfigured) => return Err(PublishError::Misconfigured("not allowed to write".to_owned())),
+            Some(Trouble::Silent) | None => {}
         }
         if self.refuses((row.bucket, row.id), Refuser::Broker, now) && row.label.topic != LETTERS {
             return Err(refused());

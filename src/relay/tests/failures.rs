@@ -216,3 +216,19 @@ fn beyond_the_most_that_is_held_for_its_own_sake_the_topic_waits() {
     let world = simulation.run(at(100));
     assert!(world.database.is_empty(), "{} are left", world.database.rows(0).len());
 }
+
+#[test]
+fn where_nothing_can_be_published_the_relay_waits_as_a_whole_counts_nothing_and_goes_on_by_itself() {
+    let mut simulation = alone();
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.world.trouble("events", Trouble::Misconfigured, at(60));
+    commit(&mut simulation, at(1), 0, 1..=3);
+    simulation.at(at(59), |world| {
+        assert!(world.database.failures.is_empty());
+        let tries = world.calls_for(Verb::Submit, 0).len();
+        assert!((3..30).contains(&tries), "with growing waits, {tries} tries");
+    });
+    let world = simulation.run(at(75));
+    assert!(world.database.is_empty());
+    assert_eq!(world.broker.published(0), [1, 2, 3]);
+}
