@@ -19,6 +19,7 @@ use crate::clock::Time;
 use crate::repeats::{self, Repeats};
 
 use super::ring::Ring;
+use super::telling::{self, Cause};
 
 /// Log lines that may wait to be thinned out; beyond that they are counted only.
 const LINES_MAX: usize = 1000;
@@ -95,9 +96,9 @@ impl Caretaker {
         }
     }
 
-    /// Asks a broker something, on a thread of its own. Left out when there is too much to do already: it will be asked again.
-    pub(super) fn ask(&self, question: impl FnOnce() + Send + 'static) {
-        let _ = self.tasks.try_send(Task::Ask(Box::new(question)));
+    /// Asks a broker something, on a thread of its own. Says no when there is too much to do already.
+    pub(super) fn ask(&self, question: impl FnOnce() + Send + 'static) -> bool {
+        self.tasks.try_send(Task::Ask(Box::new(question))).is_ok()
     }
 
     /// Takes no more work; what remains is done. Returns a flag that is set when the thread has ended.
@@ -126,13 +127,15 @@ impl Lines {
 async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>) {
     let started = Instant::now();
     let mut repeats = Repeats::default();
+    let mut cause = Cause::default();
     let mut tick = tokio::time::interval(repeats::INTERVAL);
     loop {
         tokio::select! {
             task = inbox.recv() => match task {
                 Some(Task::Line { level, facility, text }) => {
                     let now = Time::since_zero(started.elapsed());
-                    if let Some(unsaid) = repeats.note((facility.clone(), kind(&text)), now) {
+                    let level = weight(level, &text, &mut cause, now);
+                    if let Some(unsaid) = repeats.note(telling::kind(&text), now) {
                         say(level, &facility, &text, unsaid);
                     }
                 }
@@ -154,30 +157,40 @@ async fn work(mut inbox: mpsc::Receiver<Task>, overflow: Arc<AtomicUsize>) {
     }
 }
 
-/// Lines that differ in numbers only (ports, times, counts), or in what is told in brackets behind the cause, are of one kind.
-fn kind(text: &str) -> String {
-    let cause = text.split_once(" (after ").map_or(text, |(cause, _)| cause);
-    cause.chars().filter(|c| !c.is_ascii_digit()).collect()
-}
-
 /// At its start the client replaces the broker it was told of by the one that this turns out to be, complains that the former
 /// is gone, and tries again with the latter.
 const REPLACED_BROKER: &str = "Local: Broker handle destroyed without termination: retrying";
 
+/// How much a line matters: less than the client thinks when it follows from what was said already.
+fn weight(level: RDKafkaLogLevel, text: &str, cause: &mut Cause, now: Time) -> RDKafkaLogLevel {
+    if level as i32 > RDKafkaLogLevel::Warning as i32 {
+        level
+    } else if telling::bare(text).ends_with(REPLACED_BROKER) {
+        RDKafkaLogLevel::Info
+    } else if cause.hear(text, now) {
+        level
+    } else {
+        RDKafkaLogLevel::Debug
+    }
+}
+
 fn say(level: RDKafkaLogLevel, facility: &str, text: &str, unsaid: u64) {
-    let text = text.trim().trim_end_matches('.');
-    let level = if text.ends_with(REPLACED_BROKER) { RDKafkaLogLevel::Info } else { level };
     let repeated =
         if unsaid > 0 { format!(" Such lines left out since the last one: {unsaid}.") } else { String::new() };
-    let detail = format!("{facility}: {text}.{repeated}");
     match level {
         RDKafkaLogLevel::Emerg
         | RDKafkaLogLevel::Alert
         | RDKafkaLogLevel::Critical
         | RDKafkaLogLevel::Error
-        | RDKafkaLogLevel::Warning => warn!(detail, "Kafka client reports a problem"),
-        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => info!(detail, "Kafka client reports"),
-        RDKafkaLogLevel::Debug => debug!(detail, "Kafka client reports"),
+        | RDKafkaLogLevel::Warning => {
+            warn!(detail = format!("{}{repeated}", telling::told(text)), "Kafka client reports a problem")
+        }
+        RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+            info!(detail = format!("{facility}: {}.{repeated}", telling::bare(text)), "Kafka client reports")
+        }
+        RDKafkaLogLevel::Debug => {
+            debug!(detail = format!("{facility}: {}.{repeated}", telling::bare(text)), "Kafka client reports")
+        }
     }
 }
 

@@ -6,13 +6,18 @@
 
 mod caretaker;
 mod errors;
+mod inquiry;
 mod producer;
 mod report;
 mod ring;
+mod telling;
+mod trial;
 
 pub use caretaker::Caretaker;
+pub use inquiry::Contact;
 pub use producer::{KafkaPublisher, check_properties};
 pub use ring::Ring;
+pub use trial::{Outcome, Trial};
 
 use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;

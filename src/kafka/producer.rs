@@ -5,11 +5,16 @@
 //! The old client is kept until its last report is in, then closed elsewhere.
 //!
 //! A broker refuses a request as a whole for the sake of one row that is too large or invalid, and rows of many buckets
-//! share a request. Nobody is blamed for that: the rows are sent again by a second client that puts each into a request of
-//! its own, and what is refused there is the culprit.
+//! share a request. Nobody is blamed for that: rows that it names as innocent are given up, to be submitted again, and the
+//! others are sent again by a second client that puts each into a request of its own. What is refused there is the culprit.
+//!
+//! Meanwhile rows behind those may go through. A row is never reported as acknowledged behind an earlier row of its flight
+//! with the same topic, partition and key that was not: it is given up too, so that it is published once more, behind it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::CStr;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,13 +33,15 @@ use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
 use super::caretaker::{Caretaker, Lines};
 use super::client_config;
 use super::errors::{self, Class};
+use super::inquiry::{Contact, Inquiries};
 use super::report::{self, Verdict};
 use super::ring::Ring;
+use super::trial::Causes;
 
 /// Old clients that may wait for their last reports at once; beyond that the oldest is given up.
 const RETIRING_MAX: usize = 4;
-/// Longest time that a broker may take to describe a topic.
-const METADATA_PATIENCE: Duration = Duration::from_secs(5);
+/// What may be remembered to be stuck in one client; beyond that it is replaced.
+const STUCK_MAX: usize = 100_000;
 /// A client that fails for good sooner than this after its start is not replaced at once.
 const CLIENT_LIFE_MIN: Duration = Duration::from_secs(1);
 
@@ -69,6 +76,8 @@ pub struct KafkaPublisher {
     suspects: VecDeque<Suspect>,
     /// Suspects that were called back before they were sent.
     given_up: Vec<usize>,
+    inquiries: Arc<Inquiries>,
+    contact: Contact,
 }
 
 impl KafkaPublisher {
@@ -79,6 +88,8 @@ impl KafkaPublisher {
     /// When a client cannot be made: the properties contradict each other or the system is out of threads.
     pub fn new(properties: Properties, ring: Ring, caretaker: Caretaker) -> Result<Self, String> {
         let client = Client::new(&properties, &ring, caretaker.lines(), Requests::Shared)?;
+        let contact = Contact::default();
+        contact.is_now(&client.producer);
         let current = Some(client);
         Ok(Self {
             properties,
@@ -90,7 +101,34 @@ impl KafkaPublisher {
             apart: None,
             suspects: VecDeque::new(),
             given_up: Vec::new(),
+            inquiries: Arc::default(),
+            contact,
         })
+    }
+
+    /// How to reach the client that serves all buckets, whichever that is at the time.
+    #[must_use]
+    pub fn contact(&self) -> Contact {
+        self.contact.clone()
+    }
+
+    /// Asks the brokers for a sign of life, by a look at this topic. Does not wait.
+    pub fn inquire(&mut self, topic: &str) {
+        let Ok(producer) = self.client(Requests::Shared).map(|client| client.producer.clone()) else { return };
+        self.inquiries.look_up(&producer, topic.to_owned(), &self.caretaker, &self.ring);
+    }
+
+    /// Whether an inquiry was answered since the last call, by any broker and whatever it says of the topic.
+    pub fn answered(&mut self) -> bool {
+        self.inquiries.answered.swap(false, Ordering::AcqRel)
+    }
+
+    /// As [`Publisher::purge`], and gives up what was sent and not answered too.
+    pub fn abandon(&mut self) {
+        self.purge();
+        for client in &self.retiring {
+            client.purge_all();
+        }
     }
 
     /// Closes all clients elsewhere and returns a flag that is set when that is done.
@@ -110,9 +148,14 @@ impl KafkaPublisher {
         };
         match place {
             Some(client) => Ok(client),
-            place => Client::new(&self.properties, &self.ring, self.caretaker.lines(), requests)
-                .map(|client| place.insert(client))
-                .map_err(PublishError::Misconfigured),
+            place => {
+                let client = Client::new(&self.properties, &self.ring, self.caretaker.lines(), requests)
+                    .map_err(|reason| report::publish_error(Class::Stop, reason))?;
+                if requests == Requests::Shared {
+                    self.contact.is_now(&client.producer);
+                }
+                Ok(place.insert(client))
+            }
         }
     }
 
@@ -129,6 +172,14 @@ impl KafkaPublisher {
             if self.retiring.len() > RETIRING_MAX {
                 self.retiring[0].purge_all();
             }
+        }
+    }
+
+    /// When nothing is on its way and no batch is to be continued, nothing can get ahead of anything.
+    fn forget_what_was_stuck(&self) {
+        let clients = || self.current.iter().chain(&self.apart);
+        if self.suspects.is_empty() && self.begun.is_empty() && clients().all(|client| client.outstanding == 0) {
+            clients().for_each(Client::forget_what_was_stuck);
         }
     }
 
@@ -193,11 +244,16 @@ impl Publisher for KafkaPublisher {
     fn collect(&mut self, reports: &mut Vec<Report>) {
         for client in self.current.iter_mut().chain(&mut self.retiring).chain(&mut self.apart) {
             client.collect(reports, &mut self.suspects);
-            client.ask_for_topics(&self.caretaker);
+        }
+        for client in self.current.iter().chain(&self.apart) {
+            for topic in client.take_doubted() {
+                self.inquiries.look_up(&client.producer, topic, &self.caretaker, &self.ring);
+            }
         }
         reports.extend(self.given_up.drain(..).map(|opaque| report_of(opaque, Err(PublishError::GivenUp))));
         self.send_apart(reports);
-        self.retire_if(Client::is_broken);
+        self.forget_what_was_stuck();
+        self.retire_if(Client::has_to_go);
         for done in self.retiring.extract_if(.., |client| client.outstanding == 0) {
             self.caretaker.close(Box::new(done));
         }
@@ -232,22 +288,31 @@ struct Client {
     made_at: Instant,
 }
 
+fn make(properties: &Properties, ear: Ear, requests: Requests) -> Result<BaseProducer<Callbacks>, String> {
+    let callbacks =
+        Callbacks { ear, requests, collected: Mutex::default(), doubted: Mutex::default(), broken: Mutex::default() };
+    let mut config = client_config(properties);
+    if requests == Requests::OneRow {
+        config.set("batch.num.messages", "1");
+    }
+    BaseProducer::from_config_and_context(&config, callbacks)
+        .map_err(|error| format!("could not make a Kafka client: {error}"))
+}
+
+/// A client that sends nothing, and whose complaints are kept and not logged.
+///
+/// # Errors
+/// When it cannot be made.
+pub(super) fn client_for_a_trial(
+    properties: &Properties,
+    causes: Arc<Mutex<Causes>>,
+) -> Result<BaseProducer<Callbacks>, String> {
+    make(properties, Ear::Trial(causes), Requests::Shared)
+}
+
 impl Client {
     fn new(properties: &Properties, ring: &Ring, lines: Lines, requests: Requests) -> Result<Self, String> {
-        let callbacks = Callbacks {
-            lines,
-            requests,
-            reports: Mutex::default(),
-            suspects: Mutex::default(),
-            doubted: Mutex::default(),
-            broken: Mutex::default(),
-        };
-        let mut config = client_config(properties);
-        if requests == Requests::OneRow {
-            config.set("batch.num.messages", "1");
-        }
-        let producer = BaseProducer::from_config_and_context(&config, callbacks)
-            .map_err(|error| format!("could not make a Kafka client: {error}"))?;
+        let producer = make(properties, Ear::Log(lines), requests)?;
         let queue = MainQueue::of(&producer, ring);
         Ok(Self { queue, producer: Arc::new(producer), outstanding: 0, made_at: Instant::now() })
     }
@@ -291,18 +356,20 @@ impl Client {
                 break;
             }
         }
-        let mut suspected = self.producer.context().suspects.lock().expect("no panic while it is held");
-        self.outstanding -= suspected.len();
-        suspects.extend(suspected.drain(..));
-        drop(suspected);
-        let mut collected = self.producer.context().reports.lock().expect("no panic while it is held");
-        self.outstanding -= collected.len();
-        for (opaque, delivery) in collected.drain(..) {
+        let mut collected = self.producer.context().collected.lock().expect("no panic while it is held");
+        let deliveries = std::mem::take(&mut collected.deliveries);
+        self.outstanding -= deliveries.len();
+        drop(collected);
+        for (opaque, delivery) in deliveries {
             let outcome = match delivery {
                 Delivery::Appended => Ok(()),
-                Delivery::Supposed => Err(PublishError::GivenUp),
+                Delivery::Supposed | Delivery::Overtook => Err(PublishError::GivenUp),
                 Delivery::Failed(Verdict::Row(error)) => Err(error),
                 Delivery::Failed(Verdict::Client(reason)) => Err(self.broke(reason)),
+                Delivery::Suspected(suspect) => {
+                    suspects.push_back(*suspect);
+                    continue;
+                }
             };
             reports.push(report_of(opaque, outcome));
         }
@@ -324,20 +391,20 @@ impl Client {
         }
     }
 
-    /// Has the client look anew at topics of which it reported that they, or a partition, do not exist.
-    fn ask_for_topics(&self, caretaker: &Caretaker) {
-        let topics = std::mem::take(&mut *self.producer.context().doubted.lock().expect("no panic while it is held"));
-        for topic in topics {
-            let producer = self.producer.clone();
-            caretaker.ask(move || {
-                // Only for its effect on the client; the next attempt shows what came of it.
-                let _ = producer.client().fetch_metadata(Some(&topic), METADATA_PATIENCE);
-            });
-        }
+    /// Topics of which the client reported that they, or a partition, do not exist or cannot be used.
+    fn take_doubted(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.producer.context().doubted.lock().expect("no panic while it is held"))
     }
 
-    fn is_broken(&self) -> bool {
-        self.producer.context().broken.lock().expect("no panic while it is held").is_some()
+    fn forget_what_was_stuck(&self) {
+        self.producer.context().collected.lock().expect("no panic while it is held").stuck.clear();
+    }
+
+    /// Whether it is beyond repair, or too much is to be remembered of it.
+    fn has_to_go(&self) -> bool {
+        let context = self.producer.context();
+        let broken = context.broken.lock().expect("no panic while it is held").is_some();
+        broken || context.collected.lock().expect("no panic while it is held").stuck.len() >= STUCK_MAX
     }
 
     /// Calls back what was not sent, without waiting for the client's threads.
@@ -389,6 +456,17 @@ struct Suspect {
 }
 
 impl Suspect {
+    fn of(opaque: usize, message: &BorrowedMessage<'_>) -> Self {
+        Self {
+            opaque,
+            topic: message.topic().to_owned(),
+            partition: message.partition(),
+            key: message.key().map(<[u8]>::to_vec),
+            value: message.payload().map(<[u8]>::to_vec),
+            headers: message.headers().map(BorrowedHeaders::detach),
+        }
+    }
+
     fn record(&self) -> BaseRecord<'_, [u8], [u8], usize> {
         let mut record = BaseRecord::with_opaque_to(&self.topic, self.opaque).partition(self.partition);
         record.key = self.key.as_deref();
@@ -405,6 +483,10 @@ enum Delivery {
     /// The client takes it for appended without having been told so: a later request of the partition was accepted. That
     /// proves nothing while the broker does not know this producer there; a request that it had refused is lost then.
     Supposed,
+    /// The broker has it, but not an earlier row of its flight with the same key.
+    Overtook,
+    /// Its request was refused as a whole.
+    Suspected(Box<Suspect>),
     Failed(Verdict),
 }
 
@@ -417,12 +499,29 @@ fn words(message: &BorrowedMessage<'_>) -> Option<String> {
     }
 }
 
+/// What has come in since it was looked at last.
+#[derive(Default)]
+struct Collected {
+    deliveries: Vec<(usize, Delivery)>,
+    /// What has a row that was not acknowledged, so that nothing behind it is.
+    stuck: BTreeSet<Unit>,
+}
+
+/// What has an order: the rows of a flight with one topic, partition and key. The latter as a hash, which is short; if two
+/// ever share one, a row is published once more than needed.
+type Unit = (FlightId, u64);
+
+fn unit_of(opaque: usize, message: &BorrowedMessage<'_>) -> Unit {
+    let mut hasher = DefaultHasher::new();
+    (message.topic(), message.partition(), message.key()).hash(&mut hasher);
+    (report::unpack(opaque).0, hasher.finish())
+}
+
 /// What the client calls, on the thread that polls it.
-struct Callbacks {
-    lines: Lines,
+pub(super) struct Callbacks {
+    ear: Ear,
     requests: Requests,
-    reports: Mutex<Vec<(usize, Delivery)>>,
-    suspects: Mutex<Vec<Suspect>>,
+    collected: Mutex<Collected>,
     /// Topics to be looked at anew.
     doubted: Mutex<BTreeSet<String>>,
     /// Why the client is beyond repair.
@@ -441,7 +540,7 @@ impl Callbacks {
     fn broke(&self, reason: &str) {
         let mut broken = self.broken.lock().expect("no panic while it is held");
         if broken.is_none() {
-            self.lines.push(RDKafkaLogLevel::Error, "REPLACED", reason);
+            self.ear.hear(RDKafkaLogLevel::Error, "REPLACED", reason);
             *broken = Some(reason.to_owned());
         }
     }
@@ -449,13 +548,31 @@ impl Callbacks {
 
 impl ClientContext for Callbacks {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
-        self.lines.push(level, facility, text);
+        self.ear.hear(level, facility, text);
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
-        // A broken connection is in the client's log already, with its cause.
-        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::BrokerTransportFailure) {
-            self.lines.push(RDKafkaLogLevel::Error, "ERROR", &format!("{error}: {reason}"));
+        // That all brokers are down says less than why, which has been said of each.
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
+            self.ear.hear(RDKafkaLogLevel::Error, "ERROR", reason);
+        }
+    }
+}
+
+/// Who hears what a client has to say.
+enum Ear {
+    Log(Lines),
+    Trial(Arc<Mutex<Causes>>),
+}
+
+impl Ear {
+    fn hear(&self, level: RDKafkaLogLevel, facility: &str, text: &str) {
+        match self {
+            Self::Log(lines) => lines.push(level, facility, text),
+            Self::Trial(causes) if level as i32 <= RDKafkaLogLevel::Warning as i32 => {
+                causes.lock().expect("no panic while it is held").hear(text);
+            }
+            Self::Trial(_) => {}
         }
     }
 }
@@ -464,26 +581,26 @@ impl ProducerContext for Callbacks {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
-        let delivery = match result {
-            Ok(message) if message.offset() < 0 => Delivery::Supposed,
-            Ok(_) => Delivery::Appended,
+        let mut collected = self.collected.lock().expect("no panic while it is held");
+        let (message, delivery) = match result {
+            Ok(message) if message.offset() < 0 => (message, Delivery::Supposed),
+            // Hashing a key costs time, which is spent only when something has failed.
+            Ok(message) if !collected.stuck.is_empty() && collected.stuck.contains(&unit_of(opaque, message)) => {
+                (message, Delivery::Overtook)
+            }
+            Ok(message) => (message, Delivery::Appended),
             Err((error, message)) if self.requests == Requests::Shared && report::blames_all(error) => {
-                let suspect = Suspect {
-                    opaque,
-                    topic: message.topic().to_owned(),
-                    partition: message.partition(),
-                    key: message.key().map(<[u8]>::to_vec),
-                    value: message.payload().map(<[u8]>::to_vec),
-                    headers: message.headers().map(BorrowedHeaders::detach),
-                };
-                return self.suspects.lock().expect("no panic while it is held").push(suspect);
+                (message, Delivery::Suspected(Box::new(Suspect::of(opaque, message))))
             }
             Err((error, message)) => {
                 self.doubt(error, message.topic());
-                Delivery::Failed(report::verdict(error, words(message).as_deref()))
+                (message, Delivery::Failed(report::verdict(error, words(message).as_deref())))
             }
         };
-        self.reports.lock().expect("no panic while it is held").push((opaque, delivery));
+        if !matches!(delivery, Delivery::Appended) && collected.stuck.len() < STUCK_MAX {
+            collected.stuck.insert(unit_of(opaque, message));
+        }
+        collected.deliveries.push((opaque, delivery));
     }
 }
 
@@ -530,6 +647,7 @@ mod tests {
     use rdkafka::consumer::{BaseConsumer, Consumer as _};
     use rdkafka::message::Headers as _;
     use rdkafka::mocking::MockCluster;
+    use rdkafka::producer::DefaultProducerContext;
     use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
     use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 
@@ -561,37 +679,117 @@ mod tests {
         }
     }
 
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A broker for injected errors with a topic `t` of one partition, and a publisher that knows it.
+    fn publisher_on_a_mock(setting: &[(&str, &str)]) -> (MockCluster<'static, DefaultProducerContext>, KafkaPublisher) {
+        let cluster = MockCluster::new(1).expect("a broker for injected errors");
+        cluster.create_topic("t", 1, 1).expect("a topic");
+        let setting = setting.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let properties = crate::properties::effective(&cluster.bootstrap_servers(), &setting, &Properties::default());
+        let ring = Ring::new().expect("a descriptor");
+        let caretaker = Caretaker::start(ring.clone()).expect("a thread");
+        (cluster, KafkaPublisher::new(properties, ring, caretaker).expect("a client"))
+    }
+
+    /// The reports of so many rows, by index.
+    fn collect(publisher: &mut KafkaPublisher, rows: usize) -> Vec<Report> {
+        let mut reports = Vec::new();
+        wait_until(|| {
+            publisher.collect(&mut reports);
+            reports.len() == rows
+        });
+        reports.sort_by_key(|report| report.index);
+        reports
+    }
+
+    fn wait_until(mut reached: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !reached() {
+            assert!(Instant::now() < deadline, "it does not come");
+            std::thread::yield_now();
+        }
+    }
+
+    fn outcomes(reports: &[Report]) -> Vec<Result<(), PublishError>> {
+        reports.iter().map(|report| report.outcome.clone()).collect()
+    }
+
+    #[test]
+    fn a_row_is_not_acknowledged_behind_an_earlier_one_of_its_key_that_was_refused() {
+        let (cluster, mut publisher) = publisher_on_a_mock(&[("batch.num.messages", "1")]);
+        // The request of the first row alone, which the second client repeats.
+        cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE]);
+        let mut batch = Batch::default();
+        for key in [b"k", b"j", b"k"] {
+            batch.push(&Message { key: Some(key), ..message(None) });
+        }
+        publisher.submit(1, &batch, 0);
+        let reports = collect(&mut publisher, 3);
+        assert_eq!(outcomes(&reports), [Ok(()), Ok(()), Err(PublishError::GivenUp)]);
+        // Another batch begins anew.
+        publisher.submit(2, &batch, 0);
+        assert_eq!(outcomes(&collect(&mut publisher, 3)), [Ok(()), Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn an_inquiry_is_answered_once_a_broker_lives_whatever_it_says_of_the_topic() {
+        let (cluster, mut publisher) = publisher_on_a_mock(&[]);
+        cluster.topic_error("t", RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED).expect("a topic");
+        assert!(!publisher.answered(), "nobody has asked");
+        publisher.inquire("t");
+        wait_until(|| publisher.answered());
+        assert!(!publisher.answered(), "there was one answer");
+        cluster.broker_down(1).expect("a broker");
+        publisher.inquire("t");
+        // Its patience ends without an answer.
+        wait_until(|| publisher.inquiries.is_quiet());
+        assert!(!publisher.answered(), "nobody is there");
+        cluster.broker_up(1).expect("a broker");
+        publisher.inquire("t");
+        wait_until(|| publisher.answered());
+    }
+
+    #[test]
+    fn what_was_sent_and_not_answered_is_given_up_when_it_is_abandoned() {
+        let (cluster, mut publisher) = publisher_on_a_mock(&[]);
+        let mut batch = Batch::default();
+        batch.push(&message(None));
+        publisher.submit(1, &batch, 0);
+        assert_eq!(outcomes(&collect(&mut publisher, 1)), [Ok(())]);
+        cluster.broker_round_trip_time(1, 10 * PATIENCE).expect("a broker");
+        publisher.submit(2, &batch, 0);
+        publisher.purge();
+        let mut reports = Vec::new();
+        publisher.collect(&mut reports);
+        publisher.abandon();
+        assert_eq!(outcomes(&collect(&mut publisher, 1)), [Err(PublishError::GivenUp)]);
+        cluster.broker_round_trip_time(1, Duration::ZERO).expect("a broker");
+        publisher.submit(3, &batch, 0);
+        assert_eq!(outcomes(&collect(&mut publisher, 1)), [Ok(())]);
+    }
+
     /// Publishes rows, one a request, through a broker that refuses the first request and takes the others. Returns the
     /// reports by index, and the ids of the messages that the broker has.
     fn publish_where_the_first_request_is_refused(max_in_flight: &str) -> (Vec<Report>, Vec<[u8; 16]>) {
         const ROWS: u8 = 4;
-        let cluster = MockCluster::new(1).expect("a broker for injected errors");
-        cluster.create_topic("t", 1, 1).expect("a topic");
-        let setting = [("max.in.flight", max_in_flight), ("batch.num.messages", "1")];
-        let setting = setting.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
-        let bootstrap = cluster.bootstrap_servers();
-        let properties = crate::properties::effective(&bootstrap, &setting, &Properties::default());
-        let ring = Ring::new().expect("a descriptor");
-        let caretaker = Caretaker::start(ring.clone()).expect("a thread");
-        let mut publisher = KafkaPublisher::new(properties, ring, caretaker).expect("a client");
+        let (cluster, mut publisher) =
+            publisher_on_a_mock(&[("max.in.flight", max_in_flight), ("batch.num.messages", "1")]);
 
         cluster.request_errors(RDKafkaApiKey::Produce, &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION]);
         // Slow enough for the others to be on their way when the first is refused.
         cluster.broker_round_trip_time(1, Duration::from_millis(100)).expect("a broker");
         let mut batch = Batch::default();
         for row in 0..ROWS {
-            batch.push(&Message { id: i64::from(row) + 1, message_id: [row; 16], value: Some(b"v"), ..message(None) });
+            // Keys of their own, so that none waits for another.
+            let (key, message_id) = ([row], [row; 16]);
+            batch.push(&Message { id: i64::from(row) + 1, message_id, key: Some(&key), ..message(None) });
         }
         assert_eq!(publisher.submit(1, &batch, 0), Submitted { rows: ROWS.into(), refused: None });
-        let mut reports = Vec::new();
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while reports.len() < ROWS.into() {
-            assert!(Instant::now() < deadline, "only {reports:?}");
-            publisher.collect(&mut reports);
-            std::thread::yield_now();
-        }
-        reports.sort_by_key(|report| report.index);
+        let reports = collect(&mut publisher, ROWS.into());
 
+        let bootstrap = cluster.bootstrap_servers();
+        let deadline = Instant::now() + PATIENCE;
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", bootstrap).set("group.id", "test").set("enable.partition.eof", "true");
         let consumer: BaseConsumer = config.create().expect("a consumer");
