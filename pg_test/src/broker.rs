@@ -17,6 +17,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use rdkafka::types::RDKafkaErrorCode;
 
 use crate::process::{self, Launch, Lifetime, Process, Signal};
+use crate::security::Security;
 use crate::state;
 use crate::wait::{self, Seen};
 
@@ -50,12 +51,21 @@ pub struct Broker {
 impl Broker {
     /// Makes a broker in the new directory `directory` and starts it.
     pub fn start_in(directory: &Path, purpose: Purpose, lifetime: Lifetime) -> Result<Broker> {
+        Broker::make(directory, purpose, lifetime, None)
+    }
+
+    /// The same, for tests, with listeners that let in only whom `security` names.
+    pub fn start_secured_in(directory: &Path, security: &Security) -> Result<Broker> {
+        Broker::make(directory, Purpose::Test, Lifetime::WithUs, Some(security))
+    }
+
+    fn make(directory: &Path, purpose: Purpose, lifetime: Lifetime, security: Option<&Security>) -> Result<Broker> {
         fs::create_dir_all(directory).with_context(|| format!("could not make {directory:?}"))?;
         let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
-        let (port, controller) = two_free_ports()?;
+        let [port, controller] = two_free_ports()?;
         let broker = Broker { port, purpose, lifetime, server: Mutex::new(None), directory };
         let properties = broker.properties();
-        fs::write(&properties, server_properties(port, controller, &broker.directory.join("data")))
+        fs::write(&properties, server_properties(port, controller, &broker.directory.join("data"), security))
             .with_context(|| format!("could not write {properties:?}"))?;
         let libraries = class_path()?;
         let id = uuid::Uuid::new_v4().simple().to_string();
@@ -70,7 +80,8 @@ impl Broker {
                     "format",
                 ])
                 .args(["-t", &id[..22], "-c"])
-                .arg(&properties),
+                .arg(&properties)
+                .args(security.map(Security::format_arguments).unwrap_or_default()),
         )
         .context("could not format the broker's storage")?;
         broker.start()?;
@@ -318,7 +329,7 @@ fn class_path() -> Result<String> {
 }
 
 /// Two ports on which nobody listens. Each run begins elsewhere, so that runs side by side seldom want the same.
-fn two_free_ports() -> Result<(u16, u16)> {
+pub fn two_free_ports() -> Result<[u16; 2]> {
     static LAST: Mutex<Option<u16>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let span = PORTS.end - PORTS.start;
@@ -329,23 +340,25 @@ fn two_free_ports() -> Result<(u16, u16)> {
         if TcpListener::bind(("127.0.0.1", next)).is_ok() {
             free.push(next);
         }
-        if let [port, controller] = free[..] {
+        if let [first, second] = free[..] {
             *last = Some(next);
-            return Ok((port, controller));
+            return Ok([first, second]);
         }
     }
     bail!("no two free ports in {PORTS:?}")
 }
 
-fn server_properties(port: u16, controller: u16, data: &Path) -> String {
+fn server_properties(port: u16, controller: u16, data: &Path, security: Option<&Security>) -> String {
+    let listeners = security.map(Security::listeners).unwrap_or_default();
+    let more = security.map(Security::properties).unwrap_or_default();
     format!(
         "\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{listeners}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={}
@@ -370,7 +383,7 @@ controlled.shutdown.enable=false
 # A killed broker is let in again when the session of its last life has ended.
 broker.heartbeat.interval.ms=500
 broker.session.timeout.ms=2000
-",
+{more}",
         data.display()
     )
 }

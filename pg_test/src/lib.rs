@@ -7,6 +7,7 @@
 //! - [`wait`]: waiting for a named state, with a bound
 //! - [`cluster`]: a Postgres cluster of our own
 //! - [`broker`]: an Apache Kafka broker of our own
+//! - [`security`]: TLS, SASL and ACLs for it
 //! - [`load`]: writers that enqueue, roll back, lose their connection, and know what they committed
 //! - [`consumer`]: reads back what reached Kafka; it shares nothing with the extension but the protocol
 //! - [`checker`]: compares both
@@ -20,6 +21,7 @@ pub mod consumer;
 pub mod load;
 pub mod murmur2;
 pub mod process;
+pub mod security;
 pub mod state;
 pub mod terminal;
 pub mod wait;

@@ -129,7 +129,7 @@ pub(super) const TABLE: &[Known] = &[
         Row,
         "the user may not write to the topic, until it is allowed",
     ),
-    known(Code::ClusterAuthorizationFailed, Stop, Row, "the user may not publish at all: IdempotentWrite is missing"),
+    known(Code::ClusterAuthorizationFailed, Stop, Row, "the user may write to no topic at all: an ACL is missing"),
     known(Code::InvalidTimestamp, Park, Request, "the topic does not take a record of this time"),
     known(Code::UnsupportedSASLMechanism, Stop, Row, "the broker does not offer this sasl.mechanism"),
     known(Code::IllegalSASLState, Stop, Row, "the broker expects another security.protocol"),

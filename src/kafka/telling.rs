@@ -32,6 +32,7 @@ const MEANINGS: &[(&[&str], &str)] = &[
         &["alert", "unknown ca"],
         "The broker does not know who signed the client's certificate (ssl.certificate.location)",
     ),
+    (&["cluster authorization failed"], "The user may write to no topic at all: an ACL is missing"),
     (&["wrong version number"], "security.protocol does not fit the broker's port, which speaks no TLS"),
     (&["ssl listener?"], "security.protocol does not fit the broker's port, which may speak TLS"),
     (&["might require sasl"], "security.protocol does not fit the broker's port, which may want SASL"),
@@ -58,9 +59,12 @@ pub(super) fn told(text: &str) -> String {
     meaning(text).map_or_else(|| format!("{text}."), |meaning| format!("{meaning}. The client says: {text}."))
 }
 
-/// What lines have in common that tell the same: without the broker they are about, numbers (ports, times, counts), and what is
-/// told in brackets behind the cause.
+/// What lines have in common that tell the same: what they mean, or else their words without the broker they are about, numbers
+/// (ports, times, counts), and what is told in brackets behind the cause.
 pub(super) fn kind(text: &str) -> String {
+    if let Some(meaning) = meaning(text) {
+        return meaning.to_owned();
+    }
     let text = bare(text);
     let cause = match text.split_once(": ") {
         Some((broker, cause)) if broker.contains("://") || broker.contains(':') => cause,
@@ -114,6 +118,8 @@ mod tests {
         assert_eq!(kind(LOST), kind(&other));
         assert_eq!(kind(LOST), "Disconnected");
         assert_ne!(kind(LOST), kind(REFUSED));
+        // The event tells what the log has told.
+        assert_eq!(kind(REFUSED), kind("Fatal error: SASL authentication error"));
     }
 
     #[test]

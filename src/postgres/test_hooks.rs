@@ -43,7 +43,7 @@ mod hooks {
     use pgrx::pg_sys::panic::ErrorReport;
     use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
-    use crate::kafka::{Caretaker, KafkaPublisher as Publisher, Ring};
+    use crate::kafka::{Caretaker, Contact, KafkaPublisher as Publisher, Ring};
     use crate::message::Batch;
     use crate::postgres::conformance;
     use crate::postgres::shared::{Database, Header, Slot};
@@ -100,6 +100,10 @@ mod hooks {
     impl KafkaPublisher {
         pub fn new(properties: Properties, ring: Ring, caretaker: Caretaker) -> Result<Self, String> {
             Publisher::new(properties, ring, caretaker).map(Self)
+        }
+
+        pub fn contact(&self) -> Contact {
+            self.0.contact()
         }
 
         pub fn close(self) -> Arc<AtomicBool> {

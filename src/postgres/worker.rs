@@ -11,7 +11,7 @@ use tracing::{info, warn};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::kafka::{Caretaker, Ring};
+use crate::kafka::{Caretaker, Contact, Outcome as TrialOutcome, Ring, Trial};
 use crate::properties::Properties;
 use crate::relay::ports::{Bell, Clock as _, Order, Wait};
 use crate::relay::{Ended, Relay};
@@ -112,7 +112,7 @@ pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum
     let ring = Ring::new().expect("the system has room for a descriptor");
     log::install(ring.clone());
     let catalogue = Rc::new(Catalogue::new());
-    let outcome = Worker { header, database, slot, place, ring, told: None, catalogue }.live();
+    let outcome = Worker { header, database, slot, place, ring, told: None, catalogue, kept: None }.live();
     slot.set_outcome(outcome);
     // SAFETY: the regular way out; the launcher decides what comes next.
     unsafe { pg_sys::proc_exit(0) };
@@ -153,6 +153,15 @@ struct Worker {
     /// Why it does not publish, as last logged.
     told: Option<(State, String)>,
     catalogue: Rc<Catalogue>,
+    /// What the last relay published with, where that was not what the settings say.
+    kept: Option<Kept>,
+}
+
+/// Properties that go on because others were tried in vain, or are still being tried.
+#[derive(Clone)]
+struct Kept {
+    old: Properties,
+    wanted: Properties,
 }
 
 /// What the database says of the extension.
@@ -295,7 +304,13 @@ impl Worker {
     }
 
     /// Runs one relay until it ends, and closes its Kafka client.
-    fn publish(&mut self, rest: Rest, settings: Settings, properties: Properties) -> Rest {
+    fn publish(&mut self, rest: Rest, settings: Settings, wanted: Properties) -> Rest {
+        // What another relay tried in vain is not taken over just because this one is new.
+        let old = self.kept.take().filter(|kept| kept.wanted == wanted).map(|kept| kept.old);
+        let (properties, wanted) = match old {
+            Some(old) => (old, Some(wanted)),
+            None => (wanted, None),
+        };
         let instance = instance();
         let database = self.database.oid.load(Ordering::Acquire);
         let relay_id = format!("{instance}{:016x}.{database}.{}", self.header.boot(), self.header.next_relay());
@@ -311,6 +326,7 @@ impl Worker {
         self.slot.set_relay_id(&relay_id);
         info!(relay_id = relay_id.as_str(), "relay started");
         let store = PgStore::new(relay_id.clone(), instance, self.header, self.database, self.slot);
+        let change = Change { contact: publisher.contact(), wanted, trial: None, try_at: BootClock.now(), told: None };
         let bell = SharedBell {
             rest,
             header: self.header,
@@ -319,6 +335,7 @@ impl Worker {
             index: self.place.slot,
             settings: settings.clone(),
             properties,
+            change,
             catalogue: self.catalogue.clone(),
             ring: self.ring.clone(),
             look_again: false,
@@ -328,6 +345,7 @@ impl Worker {
         let ended = relay.run();
         let (publisher, bell) = relay.into_ports();
         self.database.stop_listening_at_all(self.place.slot);
+        self.kept = bell.change.wanted.map(|wanted| Kept { old: bell.properties, wanted });
         let mut rest = bell.rest;
         let closed = publisher.close();
         let give_up = BootClock.now() + CLOSE_PATIENCE;
@@ -384,6 +402,19 @@ fn set_state(slot: &Slot, state: State) {
     }
 }
 
+/// Other Kafka properties, on trial before the relay changes over to them.
+struct Change {
+    /// How to ask the client in use whether it has a broker.
+    contact: Contact,
+    /// What the settings say now, if that is not what the relay publishes with.
+    wanted: Option<Properties>,
+    trial: Option<Trial>,
+    /// When to begin the next trial.
+    try_at: Time,
+    /// Why what is wanted was refused, as last logged.
+    told: Option<String>,
+}
+
 /// The [`Bell`] in shared memory, and the relay's only place to sleep.
 struct SharedBell {
     rest: Rest,
@@ -393,6 +424,7 @@ struct SharedBell {
     index: usize,
     settings: Settings,
     properties: Properties,
+    change: Change,
     catalogue: Rc<Catalogue>,
     ring: Ring,
     /// Something has changed of which it is not known what: perhaps the permission to publish.
@@ -418,30 +450,70 @@ impl SharedBell {
     /// What a reload means to a running relay.
     fn reloaded(&mut self) -> Option<Order> {
         log::adopt_level();
-        match wish() {
-            Wish::Rest(State::Disabled | State::NotConfigured, _) => Some(Order::Stop),
-            Wish::Rest(_, detail) => self.keep_old(&detail),
-            // Another client is needed: if it can be made, the relay is stopped in its order and a new one started.
-            Wish::Publish(_, properties) if properties != self.properties => {
-                match make_publisher(&properties, &self.ring) {
-                    Ok(publisher) => {
-                        let _ = publisher.close();
-                        Some(Order::Stop)
-                    }
-                    Err(detail) => self.keep_old(&detail),
+        let (settings, properties) = match wish() {
+            Wish::Rest(State::Disabled | State::NotConfigured, _) => return Some(Order::Stop),
+            Wish::Rest(_, detail) => return self.keep_old(&detail),
+            Wish::Publish(settings, properties) => (settings, properties),
+        };
+        let wanted = (properties != self.properties).then_some(properties);
+        if wanted.is_none() || wanted != self.change.wanted {
+            self.change.told = None;
+        }
+        // Even if they are the same as before: somebody expects them to work now.
+        self.change.trial = None;
+        self.change.try_at = BootClock.now();
+        self.change.wanted = wanted;
+        if settings.lease != self.settings.lease {
+            return Some(Order::Stop);
+        }
+        (settings != self.settings).then(|| {
+            self.settings = settings.clone();
+            Order::Settings(Box::new(settings))
+        })
+    }
+
+    /// Tries the properties that are wanted. If they are better than what the relay has, it is stopped in its order, and a new
+    /// one started.
+    fn tried(&mut self) -> Option<Order> {
+        let wanted = self.change.wanted.as_ref()?;
+        let Some(trial) = &self.change.trial else {
+            if BootClock.now() >= self.change.try_at {
+                self.change.try_at = BootClock.now() + self.settings.lease.renew_interval;
+                match Trial::start(wanted.clone(), self.change.contact.clone(), self.ring.clone()) {
+                    Ok(trial) => self.change.trial = Some(trial),
+                    Err(error) => return self.refused(&format!("{}.", capital(&error.to_string()))),
                 }
             }
-            Wish::Publish(settings, _) if settings.lease != self.settings.lease => Some(Order::Stop),
-            Wish::Publish(settings, _) if settings != self.settings => {
-                self.settings = settings.clone();
-                Some(Order::Settings(Box::new(settings)))
+            return None;
+        };
+        let outcome = trial.outcome()?;
+        self.change.trial = None;
+        match outcome {
+            TrialOutcome::Answered => {}
+            TrialOutcome::NobodyAnswers(reason) => {
+                info!(
+                    detail = reason,
+                    "new settings are used though no broker answers, for none answers with the old ones"
+                );
             }
-            Wish::Publish(..) => None,
+            TrialOutcome::Refused(reason) => return self.refused(&reason),
         }
+        self.change.wanted = None;
+        Some(Order::Stop)
     }
-}
 
-impl SharedBell {
+    fn refused(&mut self, reason: &str) -> Option<Order> {
+        self.change.try_at = BootClock.now() + self.settings.lease.renew_interval;
+        // The same cause is told in words that differ in ports and times.
+        let cause: String = reason.chars().filter(|c| !c.is_ascii_digit()).collect();
+        if self.change.told.as_ref() == Some(&cause) {
+            self.slot.note_error(reason, now());
+            return None;
+        }
+        self.change.told = Some(cause);
+        self.keep_old(reason)
+    }
+
     fn keep_old(&self, detail: &str) -> Option<Order> {
         self.slot.note_error(detail, now());
         warn!(detail, hint = "The relay goes on with what it had.", "new settings are not used");
@@ -485,12 +557,17 @@ impl Bell for SharedBell {
         {
             return Some(order);
         }
+        if let Some(order) = self.tried() {
+            return Some(order);
+        }
         self.slot.called.swap(false, Ordering::AcqRel).then_some(Order::LookAgain)
     }
 
     fn rest(&mut self, wait: Wait, until: Time) {
         set_state(self.slot, State::from(wait));
-        self.rest.until(until);
+        let next_trial =
+            self.change.wanted.as_ref().filter(|_| self.change.trial.is_none()).map(|_| self.change.try_at);
+        self.rest.until(next_trial.map_or(until, |at| at.min(until)));
         log::write_waiting(|text| self.slot.note_error(text, now()));
     }
 }

@@ -24,6 +24,7 @@ mod order;
 mod outage;
 mod record;
 mod refusal;
+mod security;
 mod settings;
 mod sharing;
 mod standby;
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
         copies::trials(),
         settings::trials(),
         refusal::trials(),
-        operate::trials(),
+        security::trials(),
         crash::trials(),
         outage::trials(),
         volume::trials(),
@@ -73,5 +74,6 @@ fn main() -> ExitCode {
     .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     scene::stop_shared_broker(conclusion.has_failed());
+    security::stop_broker(conclusion.has_failed());
     conclusion.exit_code()
 }
