@@ -51,8 +51,9 @@ pub const DEFAULTS: [(&str, &str); 11] = [
     // Resume within a second or so of the broker's return.
     ("reconnect.backoff.ms", "50"),
     ("reconnect.backoff.max.ms", "1000"),
-    // A topic that is missing or newly created is noticed in seconds, not in half a minute.
-    ("topic.metadata.propagation.max.ms", "5000"),
+    // A topic that is missing holds up the batch that it is in for so long at first, not for half a minute. One that a broker
+    // creates when it is asked for is there sooner.
+    ("topic.metadata.propagation.max.ms", "2000"),
     ("topic.metadata.refresh.interval.ms", "60000"),
 ];
 

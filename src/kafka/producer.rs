@@ -320,7 +320,7 @@ impl Client {
     fn send(&mut self, opaque: usize, message: &Message<'_>) -> Sent {
         let headers = match record_headers(message) {
             Ok(headers) => headers,
-            Err(error) => return Sent::Refused(PublishError::Invalid(error.to_string())),
+            Err(error) => return Sent::Refused(report::publish_error(Class::Park, error.to_string())),
         };
         let mut record: BaseRecord<'_, [u8], [u8], usize> =
             BaseRecord::with_opaque_to(message.topic, opaque).headers(headers);

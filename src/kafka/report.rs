@@ -18,7 +18,7 @@ pub(super) enum Verdict {
 /// Classes an error by the table of [`errors`]. `words` is what the broker said of this very row.
 pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
     let Some(code) = error.rdkafka_error_code() else {
-        return Verdict::Row(PublishError::Transient(error.to_string()));
+        return Verdict::Row(publish_error(Class::Retry, error.to_string()));
     };
     if matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) {
         // Purged in flight: whether the broker has it is not known, so it is sent again; the id tells the copies apart.

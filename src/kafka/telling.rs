@@ -23,14 +23,20 @@ const MEANINGS: &[(&[&str], &str)] = &[
         "The broker's certificate is not trusted: it has expired, or ssl.ca.location does not name who signed it",
     ),
     (&["hostname mismatch"], "The broker's certificate is for another host than bootstrap_servers or the broker names"),
-    (&["certificate expired"], "The broker finds that the client's certificate has expired (ssl.certificate.location)"),
+    (&["alert certificate expired"], "The client's certificate has expired (ssl.certificate.location)"),
+    // What a broker in Java says of an expired one, too.
     (
-        &["alert", "certificate"],
-        "The broker does not accept the client's certificate, or misses it (ssl.certificate.location)",
+        &["alert certificate unknown"],
+        "The broker does not trust the client's certificate: it has expired, or somebody signed it whom the broker does not \
+         know (ssl.certificate.location)",
     ),
     (
         &["alert", "unknown ca"],
         "The broker does not know who signed the client's certificate (ssl.certificate.location)",
+    ),
+    (
+        &["alert", "certificate"],
+        "The broker misses the client's certificate, or does not accept it (ssl.certificate.location)",
     ),
     (&["cluster authorization failed"], "The user may write to no topic at all: an ACL is missing"),
     (&["wrong version number"], "security.protocol does not fit the broker's port, which speaks no TLS"),

@@ -22,6 +22,7 @@ mod once;
 mod operate;
 mod order;
 mod outage;
+mod publisher;
 mod record;
 mod refusal;
 mod security;
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
         outage::trials(),
         volume::trials(),
         conformance::trials(),
-        documentation::trials(),
+        publisher::trials(),
     ]
     .into_iter()
     .flatten()

@@ -35,6 +35,8 @@ pub fn trials() -> Vec<Trial> {
 const SCRAM_256: User = User { name: "scram256", password: "secret-of-scram256", mechanism: "SCRAM-SHA-256" };
 const SCRAM_512: User = User { name: "scram512", password: "secret-of-scram512", mechanism: "SCRAM-SHA-512" };
 const PLAIN: User = User { name: "plain", password: "secret-of-plain", mechanism: "PLAIN" };
+/// Shows a token that nobody has signed.
+const OAUTH: User = User { name: "oauth", password: "secret-of-oauth", mechanism: "OAUTHBEARER" };
 /// Whose password changes.
 const ROTATING: User = User { name: "rotating", password: "secret-of-rotating-1", mechanism: "SCRAM-SHA-256" };
 const NEW_PASSWORD: &str = "secret-of-rotating-2";
@@ -63,12 +65,27 @@ impl Secured {
 
     /// `kafka_properties` for a user.
     fn sasl_properties(&self, user: User) -> String {
+        let who = match user.mechanism {
+            "OAUTHBEARER" => "enable.sasl.oauthbearer.unsecure.jwt=true".to_owned(),
+            _ => format!("sasl.username={}", user.name),
+        };
+        let authority = self.security.authority();
         format!(
-            "security.protocol=sasl_ssl sasl.mechanism={} sasl.username={} ssl.ca.location={}",
+            "security.protocol=sasl_ssl sasl.mechanism={} {who} ssl.ca.location={}",
             user.mechanism,
-            user.name,
-            self.security.authority().display()
+            authority.display()
         )
+    }
+
+    /// The file of secrets for a user.
+    fn file_of(&self, scene: &Scene, user: User) -> Result<PathBuf> {
+        match user.mechanism {
+            "OAUTHBEARER" => {
+                let config = format!("principal={} scope={}", user.name, user.password);
+                self.security.write_secrets(&file_name(scene), &[("sasl.oauthbearer.config", &config)])
+            }
+            _ => self.password_file(scene, user.password),
+        }
     }
 
     fn password_file(&self, scene: &Scene, password: &str) -> Result<PathBuf> {
@@ -186,7 +203,7 @@ fn wait_for_change(client: &mut Client, before: &[String]) -> Result<()> {
 fn messages_go_over_tls_and_sasl_with_secrets_from_the_file(scene: &mut Scene) -> Result<()> {
     let secured = secured()?;
     let file = secured.password_file(scene, SCRAM_256.password)?;
-    let users = [SCRAM_256, SCRAM_512, PLAIN];
+    let users = [SCRAM_256, SCRAM_512, PLAIN, OAUTH];
     // Only the user itself may write to its topic, so what arrives there was sent by it.
     let topics: Vec<String> = users.iter().map(|user| secured.topic(scene, Some(user.name))).collect::<Result<_>>()?;
     let mut client = start(scene, &secured.sasl(), &secured.sasl_properties(SCRAM_256), Some(&file))?;
@@ -194,7 +211,7 @@ fn messages_go_over_tls_and_sasl_with_secrets_from_the_file(scene: &mut Scene) -
     for (user, topic) in users.into_iter().zip(&topics) {
         if user != SCRAM_256 {
             let before = relay_ids(&mut client)?;
-            secured.password_file(scene, user.password)?;
+            secured.file_of(scene, user)?;
             scene.cluster.set("outbox_relay.kafka_properties", &secured.sasl_properties(user))?;
             wait_for_change(&mut client, &before)?;
         }
@@ -254,10 +271,10 @@ fn client_certificate_that_is_missing_or_expired_is_told_in_plain_words(scene: &
 
     let mut client = start(scene, &secured.tls(), &ca, None)?;
     enqueue(&mut client, &topic, "k", "v")?;
-    scene.say(wait_for_last_error(&mut client, "does not accept the client's certificate, or misses it")?);
+    scene.say(wait_for_last_error(&mut client, "misses the client's certificate")?);
     // Neither has a broker, so the relay changes over at once.
     scene.cluster.set("outbox_relay.kafka_properties", &with(&expired))?;
-    scene.say(wait_for_last_error(&mut client, "the client's certificate has expired")?);
+    scene.say(wait_for_last_error(&mut client, "does not trust the client's certificate: it has expired")?);
     // A certificate of the broker that is signed by somebody else.
     let foreign =
         with(&good).replace(&secured.security.authority().display().to_string(), &expired.display().to_string());
@@ -398,7 +415,7 @@ fn properties_file_that_cannot_be_used_keeps_the_old_client(scene: &mut Scene) -
     for (lines, complaint) in [
         (&[("sasl.password", SCRAM_256.password), ("sasl.password", WRONG_PASSWORD)][..], "is given twice"),
         (&[("acks", "secret-1")][..], "cannot be set"),
-        (&[("ssl.key.pem", "secret-2")][..], "key"),
+        (&[][..], "sasl.password must be set"),
     ] {
         secured.security.write_secrets(&name, lines)?;
         reload(&mut client)?;
