@@ -3,7 +3,7 @@
 //! Asking for the metadata of a topic does two things: the answer tells that a broker lives, whatever it says of the topic; and
 //! the client learns what has become of the topic, which by itself it would ask only after a minute.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -19,23 +19,33 @@ use super::ring::Ring;
 
 /// Longest time that a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Topics that may be asked for at a time; others are left out, and will be asked for again.
-const UNDER_WAY_MAX: usize = 100;
+/// Topics that may wait to be asked for; others are left out, and will be asked for again.
+const WAITING_MAX: usize = 1000;
 
-/// What is being asked, and whether anything was answered.
+/// What is to be asked, and whether anything was answered. One question is under way at a time: with the brokers away each takes
+/// as long as it may, and the threads are needed to close clients too.
 #[derive(Debug, Default)]
 pub(super) struct Inquiries {
-    /// Topics whose answer is awaited, by the client that was asked: each has its own picture of a topic.
-    under_way: Mutex<BTreeSet<(usize, String)>>,
+    questions: Mutex<Questions>,
     /// Whether a broker has answered since this was looked at.
     pub answered: AtomicBool,
+}
+
+/// A topic, and the client to be asked by its address: each has its own picture of a topic.
+type Question = (usize, String);
+
+#[derive(Debug, Default)]
+struct Questions {
+    /// Clients that are closed meanwhile need no answer.
+    waiting: BTreeMap<Question, Weak<BaseProducer<Callbacks>>>,
+    under_way: Option<Question>,
 }
 
 impl Inquiries {
     /// Whether no answer is awaited.
     #[cfg(test)]
     pub fn is_quiet(&self) -> bool {
-        self.under_way.lock().expect("no panic while it is held").is_empty()
+        self.questions.lock().expect("no panic while it is held").under_way.is_none()
     }
 
     /// Asks for a topic, if it is not being asked for already, and rings when a broker has answered.
@@ -46,24 +56,38 @@ impl Inquiries {
         caretaker: &Caretaker,
         ring: &Ring,
     ) {
-        let asked = (Arc::as_ptr(producer) as usize, topic);
-        let mut under_way = self.under_way.lock().expect("no panic while it is held");
-        if under_way.len() >= UNDER_WAY_MAX || !under_way.insert(asked.clone()) {
+        let question = (Arc::as_ptr(producer) as usize, topic);
+        let mut questions = self.questions.lock().expect("no panic while it is held");
+        if questions.under_way.as_ref() == Some(&question) || questions.waiting.len() >= WAITING_MAX {
             return;
         }
-        drop(under_way);
-        let (inquiries, producer, ring, question) = (self.clone(), producer.clone(), ring.clone(), asked.clone());
-        let accepted = caretaker.ask(move || {
-            let answer = producer.client().fetch_metadata(Some(&question.1), PATIENCE);
-            inquiries.under_way.lock().expect("no panic while it is held").remove(&question);
-            if answer.is_ok() {
-                inquiries.answered.store(true, Ordering::Release);
+        let busy = questions.under_way.is_some();
+        questions.waiting.insert(question.clone(), Arc::downgrade(producer));
+        if busy {
+            return;
+        }
+        questions.under_way = Some(question);
+        let (inquiries, ring) = (self.clone(), ring.clone());
+        if !caretaker.ask(move || inquiries.ask_all(&ring)) {
+            *questions = Questions::default();
+        }
+    }
+
+    fn ask_all(&self, ring: &Ring) {
+        while let Some((topic, producer)) = self.next() {
+            let Some(producer) = producer.upgrade() else { continue };
+            if producer.client().fetch_metadata(Some(&topic), PATIENCE).is_ok() {
+                self.answered.store(true, Ordering::Release);
                 ring.ring();
             }
-        });
-        if !accepted {
-            self.under_way.lock().expect("no panic while it is held").remove(&asked);
         }
+    }
+
+    fn next(&self) -> Option<(String, Weak<BaseProducer<Callbacks>>)> {
+        let mut questions = self.questions.lock().expect("no panic while it is held");
+        let next = questions.waiting.pop_first();
+        questions.under_way = next.as_ref().map(|(question, _)| question.clone());
+        next.map(|((_, topic), producer)| (topic, producer))
     }
 }
 
