@@ -161,7 +161,12 @@ pub(super) const TABLE: &[Known] = &[
     known(Code::StaleBrokerEpoch, Retry, Row, "the broker has just restarted"),
     known(Code::PreferredLeaderNotAvailable, BackOffTopic, Row, "the partition has no leader now"),
     known(Code::EligibleLeadersNotAvailable, BackOffTopic, Row, "the partition has no leader now"),
-    known(Code::InvalidRecord, Park, Request, "the topic does not take such a message"),
+    known(
+        Code::InvalidRecord,
+        Park,
+        Request,
+        "the topic does not take such a message; a compacted one takes none without a key",
+    ),
     known(Code::ThrottlingQuotaExceeded, BackOffTopic, Row, "a quota is used up"),
     known(Code::ProducerFenced, Rebuild, Row, "a newer producer has the same id"),
     known(Code::ResourceNotFound, Retry, Row, "the broker did not know of it yet"),
@@ -350,7 +355,7 @@ mod tests {
     #[test]
     fn an_error_is_told_with_its_name_its_words_and_the_reason() {
         let told = tell(Code::InvalidRecord, Some("Compacted topic cannot accept message without key. "));
-        let expected = "INVALID_RECORD (Compacted topic cannot accept message without key): the topic does not take such a message";
+        let expected = "INVALID_RECORD (Compacted topic cannot accept message without key): the topic does not take such a message; a compacted one takes none without a key";
         assert_eq!(told, expected);
         let told = tell(Code::MessageSizeTooLarge, None);
         let expected =

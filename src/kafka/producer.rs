@@ -497,6 +497,7 @@ fn words(message: &BorrowedMessage<'_>) -> Option<String> {
         let text = rdsys::rd_kafka_message_produce_errstr(message.ptr());
         (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
     }
+    .filter(|text| !text.is_empty())
 }
 
 /// What has come in since it was looked at last.

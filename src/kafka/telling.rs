@@ -39,6 +39,7 @@ const MEANINGS: &[(&[&str], &str)] = &[
         "The broker misses the client's certificate, or does not accept it (ssl.certificate.location)",
     ),
     (&["cluster authorization failed"], "The user may write to no topic at all: an ACL is missing"),
+    (&["plaintext broker listener"], "security.protocol does not fit the broker's port, which may speak no TLS"),
     (&["wrong version number"], "security.protocol does not fit the broker's port, which speaks no TLS"),
     (&["ssl listener?"], "security.protocol does not fit the broker's port, which may speak TLS"),
     (&["might require sasl"], "security.protocol does not fit the broker's port, which may want SASL"),

@@ -108,7 +108,7 @@ fn record_that_a_topic_does_not_take_is_blamed_alone_and_its_neighbours_are_sent
     let outcomes = sender.publish(&rows)?;
     let error = blamed(&outcomes, CULPRIT)?;
     scene.say(&error);
-    ensure!(error.contains("INVALID_RECORD") && error.contains("without key"), "the broker's own words are missing");
+    ensure!(error.contains("INVALID_RECORD") && error.contains("without a key"), "{error}");
     // The broker named the culprit, so its neighbours were not even tried one by one.
     ensure!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
     ensure!(scene.follow(&topic)?.rest(PATIENCE)?.is_empty(), "some of the request were taken");

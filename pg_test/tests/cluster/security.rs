@@ -141,6 +141,7 @@ pub fn stop_broker(failed: bool) {
 /// Starts the cluster with a relay that goes through one of the secured listeners.
 fn start(scene: &mut Scene, bootstrap: &str, properties: &str, file: Option<&Path>) -> Result<Client> {
     let file = file.map(|file| file.display().to_string()).unwrap_or_default();
+    scene.expect_complaint(SILENCE);
     scene.start_without_broker(&[
         ("outbox_relay.bootstrap_servers", bootstrap),
         ("outbox_relay.kafka_properties", properties),
@@ -163,9 +164,14 @@ fn messages(client: &mut Client) -> Result<i64> {
     Ok(client.query_one("select count(*) from outbox.message", &[])?.get(0))
 }
 
-/// Lines of the server log in which a relay complains.
+/// What the relay says once when reports stay out, and on a busy machine of a broker that takes its time.
+const SILENCE: &str = "WARNING:  Kafka does not answer";
+
+/// Lines of the server log in which a relay complains of anything else.
 fn complaints(scene: &Scene) -> Result<Vec<String>> {
-    Ok(scene.cluster.log()?.lines_with("outbox_relay relay WARNING").map(str::to_owned).collect())
+    let log = scene.cluster.log()?;
+    let lines = log.lines_with("outbox_relay relay WARNING").filter(|line| !line.contains(SILENCE));
+    Ok(lines.map(str::to_owned).collect())
 }
 
 /// No log, view or table tells a password.
@@ -245,7 +251,9 @@ fn wrong_password_is_told_in_plain_words_and_costs_a_line_a_minute(scene: &mut S
     std::thread::sleep(WATCHED.saturating_sub(since.elapsed()));
     let said = complaints(scene)?;
     scene.say(format_args!("in {WATCHED:?}: {said:#?}"));
-    ensure!(said.len() == 2, "the refusal and that Kafka does not answer are two lines, not these: {said:#?}");
+    ensure!(said.len() == 1, "one line for one cause, not these: {said:#?}");
+    let silences = scene.cluster.log()?.lines_with(SILENCE).count();
+    ensure!(silences == 1, "that Kafka does not answer was said {silences} times");
     wait_for_last_error(&mut client, "refuses the user or the password")?;
     ensure!(messages(&mut client)? == 1, "the message is gone");
     ensure!(secured.follow(&topic)?.rest(PATIENCE)?.is_empty(), "the message got through");
