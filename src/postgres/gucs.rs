@@ -22,6 +22,8 @@ static LEASE_DURATION: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 static LEASE_RENEW_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static BATCH_SIZE: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static BATCH_BYTES: GucSetting<i32> = GucSetting::<i32>::new(4 << 20);
+static MAX_IN_FLIGHT_MESSAGES: GucSetting<i32> = GucSetting::<i32>::new(window::ROWS_MAX as i32);
+static MAX_IN_FLIGHT_BYTES: GucSetting<i32> = GucSetting::<i32>::new(window::BYTES_MAX as i32);
 static POLL_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static ERROR_BACKOFF: GucSetting<i32> = GucSetting::<i32>::new(1_000);
 static MAX_MESSAGE_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
@@ -144,6 +146,22 @@ pub fn define() {
         GucFlags::UNIT_BYTE,
     );
     int(
+        c"outbox_relay.max_in_flight_messages",
+        c"Most messages of a relay that wait for an answer from Kafka at a time.",
+        c"The batch that reaches the number is the last until answers come.",
+        &MAX_IN_FLIGHT_MESSAGES,
+        (100, 10_000_000),
+        GucFlags::default(),
+    );
+    int(
+        c"outbox_relay.max_in_flight_bytes",
+        c"Size of the messages of a relay that wait for an answer from Kafka at a time.",
+        c"Counts keys, values and headers; a relay holds them twice. The batch that reaches the size is the last until answers come.",
+        &MAX_IN_FLIGHT_BYTES,
+        (1 << 20, 1 << 30),
+        GucFlags::UNIT_BYTE,
+    );
+    int(
         c"outbox_relay.poll_interval",
         c"How often buckets are looked at without being woken by a commit.",
         c"Only messages that were not written by outbox.enqueue wait for this.",
@@ -223,7 +241,7 @@ pub fn settings() -> Settings {
         lease: LeaseTimes { duration: millis(&LEASE_DURATION), renew_interval: millis(&LEASE_RENEW_INTERVAL) },
         batch_size: positive(&BATCH_SIZE),
         batch_bytes: positive(&BATCH_BYTES),
-        window: window::Size::default(),
+        window: window::Size { rows: positive(&MAX_IN_FLIGHT_MESSAGES), bytes: positive(&MAX_IN_FLIGHT_BYTES) },
         patience: Patience { max_attempts: positive(&MAX_ATTEMPTS) as u32, park_patience: millis(&PARK_PATIENCE) },
         poll_interval: millis(&POLL_INTERVAL),
         error_backoff: millis(&ERROR_BACKOFF),
