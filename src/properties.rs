@@ -38,16 +38,21 @@ pub const LAWS: [(&str, &str); 6] = [
 pub const MAX_IN_FLIGHT: &str = "1";
 
 /// Properties chosen for a relay that a user may change.
-pub const DEFAULTS: [(&str, &str); 11] = [
+pub const DEFAULTS: [(&str, &str); 14] = [
     ("client.id", "outbox_relay"),
     // The batch was made by the fetch; waiting for more only adds latency.
     ("linger.ms", "0"),
     ("batch.num.messages", "10000"),
     ("batch.size", "1000000"),
     ("max.in.flight", MAX_IN_FLIGHT),
-    // Above what the relay keeps in flight, so that the queue is never the limit.
-    ("queue.buffering.max.messages", "500000"),
-    ("queue.buffering.max.kbytes", "1048576"),
+    // Above what the settings let the relay keep in flight, so that the queue is never the limit.
+    ("queue.buffering.max.messages", "20000000"),
+    ("queue.buffering.max.kbytes", "2097152"),
+    // A connection that the network has forgotten is noticed by an answer that is overdue, and by nothing else. Before that a
+    // broker says that its replicas are late.
+    ("socket.timeout.ms", "10000"),
+    ("socket.connection.setup.timeout.ms", "10000"),
+    ("request.timeout.ms", "8000"),
     // Resume within a second or so of the broker's return.
     ("reconnect.backoff.ms", "50"),
     ("reconnect.backoff.max.ms", "1000"),
