@@ -25,6 +25,9 @@ const START_AT_MOST: Duration = Duration::from_secs(90);
 const STOP_AT_MOST: Duration = Duration::from_secs(60);
 const ANSWER_AT_MOST: Duration = Duration::from_secs(10);
 
+/// As many replicas as `default.replication.factor` of the brokers says.
+const DEFAULT_REPLICATION: i32 = -1;
+
 /// Below the range from which the kernel takes ports for outgoing connections: a client that tries a closed port there
 /// again and again connects to itself one day and keeps the broker from coming back.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
@@ -34,6 +37,8 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 pub enum Purpose {
     /// Starts fast: the first compiler only, a small heap.
     Test,
+    /// One of several that share two cores: as for a test, in half the memory.
+    Replica,
     /// Runs fast.
     Benchmark,
 }
@@ -42,7 +47,7 @@ pub enum Purpose {
 #[derive(Debug)]
 pub struct Broker {
     directory: PathBuf,
-    port: u16,
+    bootstrap: String,
     purpose: Purpose,
     lifetime: Lifetime,
     server: Mutex<Option<Process>>,
@@ -51,24 +56,38 @@ pub struct Broker {
 impl Broker {
     /// Makes a broker in the new directory `directory` and starts it.
     pub fn start_in(directory: &Path, purpose: Purpose, lifetime: Lifetime) -> Result<Broker> {
-        Broker::make(directory, purpose, lifetime, None)
+        let broker = Broker::make_in(directory, purpose, lifetime, two_free_ports()?, &new_cluster_id(), "", None)?;
+        broker.start()?;
+        Ok(broker)
     }
 
     /// The same, for tests, with listeners that let in only whom `security` names.
     pub fn start_secured_in(directory: &Path, security: &Security) -> Result<Broker> {
-        Broker::make(directory, Purpose::Test, Lifetime::WithUs, Some(security))
+        let (ports, id) = (two_free_ports()?, new_cluster_id());
+        let broker = Broker::make_in(directory, Purpose::Test, Lifetime::WithUs, ports, &id, "", Some(security))?;
+        broker.start()?;
+        Ok(broker)
     }
 
-    fn make(directory: &Path, purpose: Purpose, lifetime: Lifetime, security: Option<&Security>) -> Result<Broker> {
+    /// Makes a broker in the new directory `directory`, not started. It listens on the first port and is a controller on the
+    /// second; the properties in `further` beat its own.
+    pub(crate) fn make_in(
+        directory: &Path,
+        purpose: Purpose,
+        lifetime: Lifetime,
+        [port, controller]: [u16; 2],
+        cluster_id: &str,
+        further: &str,
+        security: Option<&Security>,
+    ) -> Result<Broker> {
         fs::create_dir_all(directory).with_context(|| format!("could not make {directory:?}"))?;
         let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
-        let [port, controller] = two_free_ports()?;
-        let broker = Broker { port, purpose, lifetime, server: Mutex::new(None), directory };
+        let bootstrap = format!("127.0.0.1:{port}");
+        let broker = Broker { bootstrap, purpose, lifetime, server: Mutex::new(None), directory };
         let properties = broker.properties();
-        fs::write(&properties, server_properties(port, controller, &broker.directory.join("data"), security))
-            .with_context(|| format!("could not write {properties:?}"))?;
+        let text = server_properties(port, controller, &broker.directory.join("data"), security) + further;
+        fs::write(&properties, text).with_context(|| format!("could not write {properties:?}"))?;
         let libraries = class_path()?;
-        let id = uuid::Uuid::new_v4().simple().to_string();
         state::run(
             Command::new("java")
                 .args([
@@ -79,23 +98,43 @@ impl Broker {
                     "kafka.tools.StorageTool",
                     "format",
                 ])
-                .args(["-t", &id[..22], "-c"])
+                .args(["-t", cluster_id, "-c"])
                 .arg(&properties)
                 .args(security.map(Security::format_arguments).unwrap_or_default()),
         )
         .context("could not format the broker's storage")?;
-        broker.start()?;
         Ok(broker)
     }
 
     /// Starts the server, also again on the same port and data, and waits until it can create a topic.
     pub fn start(&self) -> Result<()> {
+        self.launch()?;
+        self.require_service()
+    }
+
+    /// Waits until it can create a topic and takes messages.
+    pub(crate) fn require_service(&self) -> Result<()> {
+        let admin = self.admin()?;
+        let topic = format!("ready-{}", uuid::Uuid::new_v4().simple());
+        wait::until("the broker creates a topic", START_AT_MOST, || {
+            self.require_alive()?;
+            Ok(match create(&admin, &topic, 1, TopicReplication::Fixed(1), &[]) {
+                Ok(()) => Seen::Reached(()),
+                Err(error) => Seen::NotYet(format!("{error:#}")),
+            })
+        })?;
+        self.acknowledge_one(&topic)
+    }
+
+    /// Starts the server and does not wait for it.
+    pub(crate) fn launch(&self) -> Result<()> {
         let mut server = self.server();
         ensure!(server.is_none(), "the broker runs already");
         let libraries = class_path()?;
         let properties = self.properties().to_string_lossy().into_owned();
         let machine: &[&str] = match self.purpose {
             Purpose::Test => &["-Xms256m", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
+            Purpose::Replica => &["-Xms128m", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
             Purpose::Benchmark => &["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"],
         };
         let args = [
@@ -112,18 +151,16 @@ impl Broker {
             orphan_signal: "KILL",
         })?);
         fs::write(pid_file(&self.directory), started.pid().to_string()).context("could not write the broker's pid")?;
-        let admin = self.admin()?;
-        let topic = format!("ready-{}", uuid::Uuid::new_v4().simple());
-        wait::until("the broker creates a topic", START_AT_MOST, || {
-            if let Some(status) = started.ended()? {
-                bail!("the broker ended at its start with {status}; see {:?}", self.log_path());
-            }
-            Ok(match create(&admin, &topic, 1, &[]) {
-                Ok(()) => Seen::Reached(()),
-                Err(error) => Seen::NotYet(format!("{error:#}")),
-            })
-        })?;
-        self.acknowledge_one(&topic)
+        Ok(())
+    }
+
+    /// Fails when the server has ended by itself.
+    pub(crate) fn require_alive(&self) -> Result<()> {
+        let mut server = self.server();
+        if let Some(status) = server.as_mut().context("the broker does not run")?.ended()? {
+            bail!("the broker ended with {status}; see {:?}", self.log_path());
+        }
+        Ok(())
     }
 
     /// A broker that has just started first loads what gives idempotent producers their numbers; till then it refuses them.
@@ -161,9 +198,19 @@ impl Broker {
         Ok(self.server().as_ref().context("the broker does not run")?.pid())
     }
 
+    /// Whether the server runs, frozen or not.
+    pub fn runs(&self) -> bool {
+        self.server().is_some()
+    }
+
     /// What goes into `bootstrap.servers`.
     pub fn bootstrap(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.bootstrap.clone()
+    }
+
+    /// With other addresses for clients than its own.
+    pub(crate) fn with_bootstrap(self, bootstrap: &str) -> Broker {
+        Broker { bootstrap: bootstrap.to_owned(), ..self }
     }
 
     /// The version of Kafka, from its jars.
@@ -188,7 +235,7 @@ impl Broker {
     /// Creates a topic and waits until all its partitions have a leader.
     pub fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) -> Result<()> {
         let admin = self.admin()?;
-        create(&admin, name, partitions, settings)?;
+        create(&admin, name, partitions, TopicReplication::Fixed(DEFAULT_REPLICATION), settings)?;
         wait::until(format_args!("topic {name} has {partitions} leaders"), ANSWER_AT_MOST, || {
             let metadata = admin.inner().fetch_metadata(Some(name), ANSWER_AT_MOST).context("metadata")?;
             let topic = metadata.topics().first().context("the answer names no topic")?;
@@ -197,12 +244,27 @@ impl Broker {
         })
     }
 
+    /// Creates a topic whose only partition lies on the broker with the id `node` alone.
+    pub fn create_topic_on(&self, name: &str, node: i32) -> Result<()> {
+        create(&self.admin()?, name, 1, TopicReplication::Variable(&[&[node]]), &[])
+    }
+
     /// Sets one setting of a topic; its others fall back to their defaults.
     pub fn set_topic(&self, name: &str, setting: &str, value: &str) -> Result<()> {
         let admin = self.admin()?;
         let change = AlterConfig::new(ResourceSpecifier::Topic(name)).set(setting, value);
         for answer in block_on(admin.alter_configs([&change], &options()))? {
             answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("alter topic {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Sets one setting of a broker that runs alone.
+    pub fn set_node(&self, setting: &str, value: &str) -> Result<()> {
+        let admin = self.admin()?;
+        let change = AlterConfig::new(ResourceSpecifier::Broker(1)).set(setting, value);
+        for answer in block_on(admin.alter_configs([&change], &options()))? {
+            answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("alter {setting}"))?;
         }
         Ok(())
     }
@@ -244,7 +306,7 @@ impl Broker {
         Ok(())
     }
 
-    fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
+    pub(crate) fn admin(&self) -> Result<AdminClient<DefaultClientContext>> {
         client_settings(&self.bootstrap()).create().context("could not make an admin client")
     }
 
@@ -304,12 +366,12 @@ fn create(
     admin: &AdminClient<DefaultClientContext>,
     name: &str,
     partitions: i32,
+    replication: TopicReplication<'_>,
     settings: &[(&str, &str)],
 ) -> Result<()> {
-    let topic =
-        settings.iter().fold(NewTopic::new(name, partitions, TopicReplication::Fixed(1)), |topic, (setting, value)| {
-            topic.set(setting, value)
-        });
+    let topic = settings
+        .iter()
+        .fold(NewTopic::new(name, partitions, replication), |topic, (setting, value)| topic.set(setting, value));
     for answer in block_on(admin.create_topics([&topic], &options()))? {
         match answer {
             // An answer that got lost while the broker started: the topic is there.
@@ -324,8 +386,14 @@ fn pid_file(directory: &Path) -> PathBuf {
     directory.join("broker.pid")
 }
 
-fn class_path() -> Result<String> {
+/// The jars of Kafka, as java takes them.
+pub fn class_path() -> Result<String> {
     Ok(format!("{}/*", state::kafka_libraries()?.display()))
+}
+
+/// The id of a new Kafka cluster.
+pub(crate) fn new_cluster_id() -> String {
+    uuid::Uuid::new_v4().simple().to_string()[..22].to_owned()
 }
 
 /// Two ports on which nobody listens. Each run begins elsewhere, so that runs side by side seldom want the same.
@@ -362,6 +430,8 @@ listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={}
+# A client that stops writing is forgotten at the next look, if `producer.id.expiration.ms` says so.
+producer.id.expiration.check.interval.ms=500
 # A topic that nobody created is an error to be seen, not a surprise.
 auto.create.topics.enable=false
 # One node replicates to nobody.

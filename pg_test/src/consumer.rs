@@ -156,6 +156,16 @@ impl Consumer {
         self.count_within(ANSWER_AT_MOST)
     }
 
+    /// How many partitions are followed.
+    pub fn partitions(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// How many records each of the followed partitions holds, in no order.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        Ok(self.ends(ANSWER_AT_MOST)?.values().map(|end| *end as u64).collect())
+    }
+
     /// The same, with the patience that each question to the broker gets.
     pub fn count_within(&self, at_most: Duration) -> Result<u64> {
         Ok(self.ends(at_most)?.values().map(|end| *end as u64).sum())

@@ -8,6 +8,8 @@
 //! - [`cluster`]: a Postgres cluster of our own
 //! - [`broker`]: an Apache Kafka broker of our own
 //! - [`security`]: TLS, SASL and ACLs for it
+//! - [`brokers`]: three of them that replicate to each other
+//! - [`proxy`]: what lies between a client and a broker, and may swallow everything
 //! - [`load`]: writers that enqueue, roll back, lose their connection, and know what they committed
 //! - [`consumer`]: reads back what reached Kafka; it shares nothing with the extension but the protocol
 //! - [`checker`]: compares both
@@ -15,6 +17,7 @@
 //! - [`terminal`]: how the demo and the benchmark talk to people
 
 pub mod broker;
+pub mod brokers;
 pub mod checker;
 pub mod cluster;
 pub mod consumer;
@@ -22,6 +25,7 @@ pub mod load;
 pub mod murmur2;
 pub mod process;
 pub mod security;
+pub mod proxy;
 pub mod state;
 pub mod terminal;
 pub mod wait;
