@@ -31,7 +31,7 @@ help:
 	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
 	@echo 'make bench       compare with a raw producer: rate of a million rows, time of one message'
-	@echo 'make soak        the cluster tests, the long way'
+	@echo 'make soak        the cluster tests, the long way; SOAK_MINUTES=N (default 5) is the length of an outage'
 	@echo
 	@echo 'make build       build the extension; then, as who may write there: make install'
 	@echo 'make install     install it into the PostgreSQL of PG_CONFIG=... (default: pg_config), below DESTDIR=... if set'
@@ -97,8 +97,10 @@ simulate-mutations: prepare
 check-kafka: prepare
 	@$(step) 'Testing the wall to Kafka' cargo test --release --no-default-features --features kafka --lib kafka::
 
+SOAK_MINUTES ?= 5
+
 soak: servers test-hooks
-	@OUTBOX_RELAY_SOAK=1 $(step) 'Testing the guarantees the long way' $(with_state) cargo test $(pg_test) --test cluster
+	@OUTBOX_RELAY_SOAK=$(SOAK_MINUTES) $(step) 'Testing the guarantees the long way' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,Soak tests passed)
 
 # Demo and benchmark

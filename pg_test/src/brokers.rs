@@ -33,11 +33,11 @@ impl Brokers {
     pub fn start_in(directory: &Path, lifetime: Lifetime) -> Result<Brokers> {
         let cluster_id = new_cluster_id();
         let ports = (1..=Self::COUNT).map(|_| two_free_ports()).collect::<Result<Vec<_>>>()?;
-        let listed = |place: &dyn Fn(i32, (u16, u16)) -> String| -> String {
+        let listed = |place: &dyn Fn(i32, [u16; 2]) -> String| -> String {
             (1..).zip(&ports).map(|(id, ports)| place(id, *ports)).collect::<Vec<_>>().join(",")
         };
-        let voters = listed(&|id, (_, controller)| format!("{id}@127.0.0.1:{controller}"));
-        let bootstrap = listed(&|_, (port, _)| format!("127.0.0.1:{port}"));
+        let voters = listed(&|id, [_, controller]| format!("{id}@127.0.0.1:{controller}"));
+        let bootstrap = listed(&|_, [port, _]| format!("127.0.0.1:{port}"));
         // Each is prepared by a java machine of its own.
         let made: Vec<Result<Broker>> = thread::scope(|scope| {
             let making: Vec<_> = (1..)

@@ -5,6 +5,8 @@
 
 mod scene;
 
+mod blackhole;
+mod brokers;
 mod bucket_count;
 mod conformance;
 mod copies;
@@ -23,12 +25,14 @@ mod operate;
 mod order;
 mod outage;
 mod publisher;
+mod producer_ids;
 mod record;
 mod refusal;
 mod security;
 mod settings;
 mod sharing;
 mod standby;
+mod topics;
 mod volume;
 
 use std::process::ExitCode;
@@ -66,6 +70,10 @@ fn main() -> ExitCode {
         security::trials(),
         crash::trials(),
         outage::trials(),
+        brokers::trials(),
+        blackhole::trials(),
+        topics::trials(),
+        producer_ids::trials(),
         volume::trials(),
         conformance::trials(),
         publisher::trials(),
@@ -74,7 +82,7 @@ fn main() -> ExitCode {
     .flatten()
     .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
-    scene::stop_shared_broker(conclusion.has_failed());
+    scene::stop_shared_brokers(conclusion.has_failed());
     security::stop_broker(conclusion.has_failed());
     conclusion.exit_code()
 }

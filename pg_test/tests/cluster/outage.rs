@@ -3,29 +3,49 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
 use outbox_relay_pg_test::process::anonymous_memory;
+use outbox_relay_pg_test::wait::{self, Seen};
+use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, relay_processes, soak, wait_until_published};
+use crate::scene::{
+    DATABASE, PATIENCE, Scene, enqueue, relay_processes, soak_outage, wait_until_published, wait_until_shared,
+};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
         (Own, Any):
             broker_that_is_stopped_for_a_while_is_only_a_delay,
             broker_that_freezes_for_a_while_is_only_a_delay,
+            what_is_in_flight_is_bounded_by_settings_that_take_effect_by_a_reload,
+            memory_for_many_small_messages_in_flight_is_bounded,
     ]
 }
 
-const MEMORY_MAX: u64 = 256 << 20;
+const MB: u64 = 1 << 20;
+
+/// `max_in_flight_bytes`, as it is by default.
+const BYTES: u64 = 32 * MB;
+
+/// What a relay needs besides what is in flight.
+const BASE: u64 = 64 * MB;
+
+/// Memory for `rows` of together `bytes` in flight: a row lies in its batch and with the client, each time with what goes with it.
+fn memory_of(rows: u64, bytes: u64) -> u64 {
+    2 * bytes + rows * A_ROW
+}
+
+/// What goes with a row: numbers, lengths, and its message id as text in a header.
+const A_ROW: u64 = 1_000;
 
 /// No transaction of a writer may take so long: it would have waited for Kafka.
 const UNNOTICED: Duration = Duration::from_secs(2);
 
 /// The length of an outage is the one length of time here that is meant, not waited for.
 fn outage() -> Duration {
-    Duration::from_secs(if soak() { 120 } else { 30 })
+    soak_outage().unwrap_or(Duration::from_secs(30))
 }
 
 fn broker_that_is_stopped_for_a_while_is_only_a_delay(scene: &mut Scene) -> Result<()> {
@@ -42,6 +62,8 @@ fn outage_is_only_a_delay(
     back: fn(&Scene) -> Result<()>,
 ) -> Result<()> {
     scene.expect_lost_broker();
+    scene.expect_complaint("FATAL:  terminating background worker \"outbox_relay relay");
+    scene.expect_complaint("outbox_relay relay WARNING:  stopping without releasing leases");
     let mut client = scene.start(&[])?;
     let topic = scene.topic(4)?;
     // Large values, so that a relay that reads on while it can't send would be seen.
@@ -50,15 +72,22 @@ fn outage_is_only_a_delay(
     load.wait_for(500, PATIENCE)?;
 
     away(scene)?;
-    let until = Instant::now() + outage();
+    let since = Instant::now();
     let before = load.committed();
-    let mut highest = 0;
-    while Instant::now() < until {
+    let (mut highest, mut ended) = (0, false);
+    while since.elapsed() < outage() {
         for relay in relay_processes(&mut client)? {
-            highest = highest.max(anonymous_memory(relay)?);
+            // One that has just ended uses none.
+            highest = highest.max(anonymous_memory(relay).unwrap_or(0));
+        }
+        // Its successor begins with a backlog, and takes as much in hand as it may.
+        if !ended && since.elapsed() > outage() / 2 {
+            ended =
+                client.query_one("select bool_and(pg_terminate_backend(pid)) from outbox.pg_stat_relay", &[])?.get(0);
         }
         thread::sleep(Duration::from_millis(50));
     }
+    ensure!(highest > BYTES, "only {highest} bytes were used: the relay did not take in hand what it may");
     let meanwhile = load.committed() - before;
     back(scene)?;
     load.wait_for_more(200, PATIENCE)?;
@@ -74,7 +103,116 @@ fn outage_is_only_a_delay(
     ));
     ensure!(meanwhile > 500, "only {meanwhile} messages were committed during the outage");
     ensure!(tally.lost_connections == 0 && tally.slowest < UNNOTICED, "a writer noticed: {:?}", tally.slowest);
-    ensure!(highest < MEMORY_MAX, "the relay used {highest} bytes");
+    ensure!(highest < memory_of(BYTES / 4_000, BYTES) + BASE, "the relay used {highest} bytes");
     tally.check(&load::committed(&mut client)?)?;
     scene.compare(&mut client, &topic)?.require_at_least_once()
+}
+
+/// A relay of so many buckets that has published once, its memory, and a broker that does not answer.
+fn many_buckets(scene: &mut Scene, settings: &[(&str, &str)]) -> Result<(Client, String, Growth)> {
+    /// A bucket has one batch in flight, so there must be many for much to be in flight.
+    const BUCKETS: i32 = 256;
+    scene.expect_lost_broker();
+    let mut client = scene.start(settings)?;
+    let topic = scene.topic(4)?;
+    client.query_one("select outbox.set_bucket_count($1)", &[&BUCKETS]).context("set_bucket_count")?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    enqueue(&mut client, &topic, "key", "to open the way")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let relay = *relay_processes(&mut client)?.first().context("no relay runs")?;
+    let growth = Growth { relay, before: anonymous_memory(relay)?, highest: 0 };
+    scene.broker.freeze()?;
+    Ok((client, topic, growth))
+}
+
+/// What a relay uses more than before.
+struct Growth {
+    relay: i32,
+    before: u64,
+    highest: u64,
+}
+
+impl Growth {
+    fn look(&mut self) -> Result<u64> {
+        let now = anonymous_memory(self.relay)?.saturating_sub(self.before);
+        self.highest = self.highest.max(now);
+        Ok(now)
+    }
+
+    /// Waits until it uses so much, and a while longer: whatever would come on top comes at once.
+    fn reaches(&mut self, bytes: u64) -> Result<u64> {
+        wait::until(format_args!("{bytes} bytes more are used"), PATIENCE, || {
+            let used = self.look()?;
+            Ok(if used >= bytes { Seen::Reached(()) } else { Seen::NotYet(format!("{used} are")) })
+        })?;
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(50));
+            self.look()?;
+        }
+        Ok(self.highest)
+    }
+}
+
+const VALUE: u64 = 100_000;
+
+fn what_is_in_flight_is_bounded_by_settings_that_take_effect_by_a_reload(scene: &mut Scene) -> Result<()> {
+    const BATCH: u64 = 5;
+    // Each allows more than the one before, for what is in flight stays there.
+    const STAGES: [(&str, &str, u64); 3] = [
+        // Messages, bytes, and how many of these large messages that is.
+        ("100000", "1MB", MB / VALUE),
+        ("200", "1GB", 200),
+        ("100000", "80MB", 80 * MB / VALUE),
+    ];
+    let (messages, bytes, _) = STAGES[0];
+    let (mut client, topic, mut growth) = many_buckets(
+        scene,
+        &[
+            ("outbox_relay.batch_size", &BATCH.to_string()),
+            ("outbox_relay.max_in_flight_messages", messages),
+            ("outbox_relay.max_in_flight_bytes", bytes),
+        ],
+    )?;
+    client.execute(
+        "select count(outbox.enqueue($1::text, 'key-' || n, repeat('x', $2::integer))) from generate_series(1, 3000) n",
+        &[&topic, &(VALUE as i32)],
+    )?;
+    for (messages, bytes, rows) in STAGES {
+        // Both by one reload.
+        client.batch_execute(&format!("alter system set outbox_relay.max_in_flight_messages = {messages}"))?;
+        scene.cluster.set("outbox_relay.max_in_flight_bytes", bytes)?;
+        let most = memory_of(rows + BATCH, (rows + BATCH) * VALUE) + 8 * MB;
+        // Both copies of them.
+        let highest = growth.reaches(2 * rows * VALUE)?;
+        scene.say(format_args!("{messages} messages, {bytes}: {} MB used, {} MB allowed", highest / MB, most / MB));
+        ensure!(highest <= most, "{highest} bytes used with {messages} messages and {bytes} in flight at most");
+    }
+    scene.broker.thaw()?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = scene.follow(&topic)?.count()?;
+    ensure!(arrived == 3_001, "{arrived} messages arrived");
+    Ok(())
+}
+
+fn memory_for_many_small_messages_in_flight_is_bounded(scene: &mut Scene) -> Result<()> {
+    /// Of `max_in_flight_messages` and `batch_size`, as they are by default.
+    const MOST: u64 = 100_000 + 5_000;
+    let (mut client, topic, mut growth) = many_buckets(scene, &[])?;
+    client.execute(
+        "select count(outbox.enqueue($1::text, 'key-' || n % 10000, 'small')) from generate_series(1, 200000) n",
+        &[&topic],
+    )?;
+    let highest = growth.reaches(50_000 * A_ROW / 2)?;
+    scene.say(format_args!(
+        "{} MB used, {} MB allowed, {} a message",
+        highest / MB,
+        memory_of(MOST, 0) / MB,
+        highest / MOST
+    ));
+    ensure!(highest <= memory_of(MOST, 0), "{highest} bytes used");
+    scene.broker.thaw()?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = scene.follow(&topic)?.count()?;
+    ensure!(arrived == 200_001, "{arrived} messages arrived");
+    Ok(())
 }

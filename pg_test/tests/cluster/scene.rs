@@ -6,16 +6,18 @@ use std::fs;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use libtest_mimic::{Failed, Trial};
 use outbox_relay_pg_test::broker::{Broker, Purpose};
+use outbox_relay_pg_test::brokers::Brokers;
 use outbox_relay_pg_test::checker::{self, Figures};
 use outbox_relay_pg_test::cluster::{Cluster, Log, Shutdown};
 use outbox_relay_pg_test::consumer::Consumer;
 use outbox_relay_pg_test::process::{self, Lifetime, Signal};
+use outbox_relay_pg_test::proxy::{self, Proxy};
 use outbox_relay_pg_test::wait::{self, Seen};
 use outbox_relay_pg_test::{load, state};
 use postgres::Client;
@@ -32,7 +34,14 @@ pub const FAST_SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Whether the run may take its time: longer outages, more messages.
 pub fn soak() -> bool {
-    std::env::var_os("OUTBOX_RELAY_SOAK").is_some()
+    soak_outage().is_some()
+}
+
+/// How long an outage lasts in a run that may take its time.
+pub fn soak_outage() -> Option<Duration> {
+    let minutes = std::env::var("OUTBOX_RELAY_SOAK").ok()?;
+    let minutes: f64 = minutes.parse().expect("OUTBOX_RELAY_SOAK is a number of minutes");
+    Some(Duration::from_secs_f64(60.0 * minutes))
 }
 
 /// What each cluster starts with. The tests kill processes, not the machine, so nothing depends on fsync.
@@ -64,6 +73,10 @@ pub enum Kafka {
     Shared,
     /// One that the test may stop.
     Own,
+    /// One that the test may stop, reached through a proxy.
+    Proxied,
+    /// Three that replicate to each other. The tests that use them take turns, and each finds them whole.
+    Three,
 }
 
 /// Whom a test tolerates beside it.
@@ -100,8 +113,10 @@ pub struct Scene {
     directory: PathBuf,
     /// The test's cluster.
     pub cluster: Cluster,
-    /// The test's broker.
+    /// The test's broker; of three, the first.
     pub broker: Arc<Broker>,
+    brokers: Option<Turn>,
+    proxy: Option<Proxy>,
     expected: Vec<String>,
     topics: u32,
 }
@@ -135,16 +150,23 @@ impl Scene {
         let short: String = name.rsplit("::").next().unwrap_or(name).chars().take(24).collect();
         let directory = state::directory()?.join("test").join(format!("{}-{number:02}-{short}", std::process::id()));
         let cluster = Cluster::create(&directory.join("pg"), Lifetime::WithUs)?;
+        let (mut brokers, mut proxy) = (None, None);
         let broker = match kafka {
             Kafka::Shared => shared_broker()?,
             Kafka::Own => Arc::new(Broker::start_in(&directory.join("kafka"), Purpose::Test, Lifetime::WithUs)?),
+            Kafka::Proxied => {
+                let (broker, before) = proxy::start_broker_behind_proxy(&directory.join("kafka"), Lifetime::WithUs)?;
+                proxy = Some(before);
+                Arc::new(broker)
+            }
+            Kafka::Three => Arc::clone(brokers.insert(Turn::take()?).brokers()?.member(1)?),
         };
-        Ok(Scene { name, directory, cluster, broker, expected: Vec::new(), topics: 0 })
+        Ok(Scene { name, directory, cluster, broker, brokers, proxy, expected: Vec::new(), topics: 0 })
     }
 
     /// Starts the cluster with the extension in the database `app`, and returns a session there.
     pub fn start(&mut self, settings: &[(&str, &str)]) -> Result<Client> {
-        let bootstrap = self.broker.bootstrap();
+        let bootstrap = self.proxy.as_ref().map_or_else(|| self.broker.bootstrap(), Proxy::bootstrap);
         self.start_without_broker(&[&[("outbox_relay.bootstrap_servers", bootstrap.as_str())], settings].concat())
     }
 
@@ -200,6 +222,16 @@ impl Scene {
     pub fn expect_lost_broker(&mut self) {
         self.expect_complaint("outbox_relay relay WARNING:  Kafka client reports a problem");
         self.expect_complaint("outbox_relay relay WARNING:  Kafka does not answer");
+    }
+
+    /// The three brokers of the test.
+    pub fn brokers(&self) -> Result<&Brokers> {
+        self.brokers.as_ref().context("the test does not use three brokers")?.brokers()
+    }
+
+    /// What lies between the relays and the test's broker.
+    pub fn proxy(&self) -> Result<&Proxy> {
+        self.proxy.as_ref().context("the test uses no proxy")
     }
 
     /// Where the test's servers live.
@@ -355,6 +387,32 @@ fn shared_broker() -> Result<Arc<Broker>> {
     Ok(broker)
 }
 
+/// The three brokers, made by the first test that needs them, and where they live.
+static THREE: Mutex<Option<(Brokers, PathBuf)>> = Mutex::new(None);
+
+/// A test's turn with the three brokers.
+struct Turn(MutexGuard<'static, Option<(Brokers, PathBuf)>>);
+
+impl Turn {
+    /// Waits for its turn; whatever the test before has done to them, they are whole then.
+    fn take() -> Result<Turn> {
+        let mut three = THREE.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*three {
+            Some((brokers, _)) => brokers.start_all()?,
+            None => {
+                let directory = state::directory()?.join("test").join(format!("{}-brokers", std::process::id()));
+                *three = Some((Brokers::start_in(&directory, Lifetime::WithUs)?, directory));
+            }
+        }
+        Ok(Turn(three))
+    }
+
+    fn brokers(&self) -> Result<&Brokers> {
+        let (brokers, _) = self.0.as_ref().context("the brokers are gone")?;
+        Ok(brokers)
+    }
+}
+
 /// Removes what failed tests of earlier runs kept for a look.
 pub fn clear_away_earlier_runs() -> Result<()> {
     let Ok(entries) = fs::read_dir(state::directory()?.join("test")) else { return Ok(()) };
@@ -370,14 +428,23 @@ pub fn clear_away_earlier_runs() -> Result<()> {
     Ok(())
 }
 
-/// Stops the broker that the tests shared, once they are all done. What it holds is kept for a look if one has failed.
-pub fn stop_shared_broker(failed: bool) {
-    let Some((broker, directory)) = SHARED.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-        return;
-    };
-    let stopped = broker.kill().and_then(|()| if failed { Ok(()) } else { Ok(fs::remove_dir_all(&directory)?) });
-    if let Err(error) = stopped {
-        eprintln!("could not clear away the shared broker: {error:#}");
+/// Stops the brokers that the tests shared, once they are all done. What they hold is kept for a look if one has failed.
+pub fn stop_shared_brokers(failed: bool) {
+    let shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let three = THREE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    // Dropped, they end.
+    let directories = [
+        shared.map(|(broker, directory)| broker.kill().map(|()| directory)),
+        three.map(|(brokers, directory)| {
+            drop(brokers);
+            Ok(directory)
+        }),
+    ];
+    for directory in directories.into_iter().flatten() {
+        let cleared = directory.and_then(|directory| if failed { Ok(()) } else { Ok(fs::remove_dir_all(&directory)?) });
+        if let Err(error) = cleared {
+            eprintln!("could not clear away the shared brokers: {error:#}");
+        }
     }
 }
 
