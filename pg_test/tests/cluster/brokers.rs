@@ -12,7 +12,7 @@ use outbox_relay_pg_test::load::{self, Load, Plan, Tally};
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, soak, wait_until_published};
+use crate::scene::{DATABASE, PATIENCE, Scene, soak, soak_outage, wait_until_published};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -30,9 +30,13 @@ const UNNOTICED: Duration = Duration::from_secs(2);
 /// As many as the brokers, so that each leads some.
 const PARTITIONS: i32 = 6;
 
-/// How long a broker is away: the one length of time here that is meant, not waited for.
-fn away() -> Duration {
+/// How long one broker is away, and how long all are: lengths of time that are meant, not waited for.
+fn one_away() -> Duration {
     Duration::from_secs(if soak() { 60 } else { 20 })
+}
+
+fn all_away() -> Duration {
+    soak_outage().unwrap_or(Duration::from_secs(30))
 }
 
 fn start_load(scene: &Scene, topic: &str) -> Result<Load> {
@@ -115,7 +119,7 @@ fn messages_go_on_without_one(scene: &mut Scene, take: fn(&Brokers, i32) -> Resu
     let elected = gone.elapsed();
     let took = wait_until_present_is_published(&mut client, AFTER_ELECTION)?;
     let mut slowest = Duration::ZERO;
-    while gone.elapsed() < away() {
+    while gone.elapsed() < one_away() {
         slowest = slowest.max(wait_until_present_is_published(&mut client, AFTER_ELECTION)?);
         thread::sleep(Duration::from_millis(200));
     }
@@ -149,7 +153,7 @@ fn backlog_goes_out_at_full_rate_when_all_three_brokers_are_back(scene: &mut Sce
     let before = drain(&mut consumer)?.rate;
 
     scene.brokers()?.kill_all()?;
-    let until = Instant::now() + away();
+    let until = Instant::now() + all_away();
     enqueue_backlog(&mut client, &topic, "outage")?;
     wait_for_state(&mut client, "waiting for broker")?;
     // The end of the outage.

@@ -70,7 +70,6 @@ fn main() -> ExitCode {
         security::trials(),
         crash::trials(),
         outage::trials(),
-        brokers::trials(),
         blackhole::trials(),
         topics::trials(),
         producer_ids::trials(),
@@ -81,8 +80,18 @@ fn main() -> ExitCode {
     .into_iter()
     .flatten()
     .collect();
+    let trials = spread(brokers::trials(), trials);
     let conclusion = libtest_mimic::run(&arguments, trials);
     scene::stop_shared_brokers(conclusion.has_failed());
     security::stop_broker(conclusion.has_failed());
     conclusion.exit_code()
+}
+
+/// The tests that take turns with the three brokers are spread among the others, or all threads would wait for a turn.
+fn spread(turns: Vec<Trial>, mut others: Vec<Trial>) -> Vec<Trial> {
+    let apart = others.len() / turns.len() + 1;
+    for (number, turn) in turns.into_iter().enumerate() {
+        others.insert(number * apart, turn);
+    }
+    others
 }

@@ -93,7 +93,7 @@ fn outage_is_only_a_delay(
     load.wait_for_more(200, PATIENCE)?;
     let tally = load.stop()?;
     let since = Instant::now();
-    wait_until_published(&mut client, PATIENCE)?;
+    wait_until_published(&mut client, PATIENCE + outage())?;
     scene.say(format_args!(
         "{meanwhile} messages committed in {:?} without a broker, slowest transaction {:?}, RssAnon at most {} MB, all published {:?} after the last commit",
         outage(),
@@ -162,7 +162,7 @@ fn what_is_in_flight_is_bounded_by_settings_that_take_effect_by_a_reload(scene: 
         // Messages, bytes, and how many of these large messages that is.
         ("100000", "1MB", MB / VALUE),
         ("200", "1GB", 200),
-        ("100000", "80MB", 80 * MB / VALUE),
+        ("200000", "80MB", 80 * MB / VALUE),
     ];
     let (messages, bytes, _) = STAGES[0];
     let (mut client, topic, mut growth) = many_buckets(
