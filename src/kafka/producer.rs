@@ -254,6 +254,8 @@ impl Publisher for KafkaPublisher {
         self.send_apart(reports);
         self.forget_what_was_stuck();
         self.retire_if(Client::has_to_go);
+        // What was on its way when a client failed for good, and is to be tried again, lies in its queue and is never sent.
+        self.retiring.iter().filter(|client| client.is_broken()).for_each(Client::purge_queued);
         for done in self.retiring.extract_if(.., |client| client.outstanding == 0) {
             self.caretaker.close(Box::new(done));
         }

@@ -24,8 +24,8 @@ mod once;
 mod operate;
 mod order;
 mod outage;
-mod publisher;
 mod producer_ids;
+mod publisher;
 mod record;
 mod refusal;
 mod security;
@@ -67,6 +67,7 @@ fn main() -> ExitCode {
         copies::trials(),
         settings::trials(),
         refusal::trials(),
+        operate::trials(),
         security::trials(),
         crash::trials(),
         outage::trials(),
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         volume::trials(),
         conformance::trials(),
         publisher::trials(),
+        documentation::trials(),
     ]
     .into_iter()
     .flatten()
