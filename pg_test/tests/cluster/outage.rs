@@ -43,6 +43,9 @@ const A_ROW: u64 = 1_000;
 /// No transaction of a writer may take so long: it would have waited for Kafka.
 const UNNOTICED: Duration = Duration::from_secs(2);
 
+/// Each kind of complaint once a minute; and there are two relays, one after the other.
+const LINES_A_MINUTE: u64 = 10;
+
 /// The length of an outage is the one length of time here that is meant, not waited for.
 fn outage() -> Duration {
     soak_outage().unwrap_or(Duration::from_secs(30))
@@ -82,6 +85,8 @@ fn outage_is_only_a_delay(
         }
         // Its successor begins with a backlog, and takes as much in hand as it may.
         if !ended && since.elapsed() > outage() / 2 {
+            let state: String = client.query_one("select state from outbox.pg_stat_relay", &[])?.get(0);
+            ensure!(state == "waiting for broker", "the relay says that it is {state}");
             ended =
                 client.query_one("select bool_and(pg_terminate_backend(pid)) from outbox.pg_stat_relay", &[])?.get(0);
         }
@@ -105,6 +110,10 @@ fn outage_is_only_a_delay(
     ensure!(tally.lost_connections == 0 && tally.slowest < UNNOTICED, "a writer noticed: {:?}", tally.slowest);
     ensure!(highest < memory_of(BYTES / 4_000, BYTES) + BASE, "the relay used {highest} bytes");
     tally.check(&load::committed(&mut client)?)?;
+    let told = scene.cluster.log()?.lines_with("outbox_relay relay WARNING:  Kafka").count() as u64;
+    let told_at_most = LINES_A_MINUTE * (outage().as_secs() / 60 + 1);
+    scene.say(format_args!("{told} warnings of {told_at_most} at most"));
+    ensure!(told <= told_at_most, "{told} warnings in the server log");
     scene.compare(&mut client, &topic)?.require_at_least_once()
 }
 
