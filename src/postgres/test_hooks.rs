@@ -129,5 +129,17 @@ mod hooks {
         fn purge(&mut self) {
             self.0.purge();
         }
+
+        fn abandon(&mut self) {
+            self.0.abandon();
+        }
+
+        fn inquire(&mut self, topic: &str) {
+            self.0.inquire(topic);
+        }
+
+        fn answered(&mut self) -> bool {
+            self.0.answered()
+        }
     }
 }

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
         producer_ids::trials(),
         volume::trials(),
         conformance::trials(),
+        documentation::trials(),
         publisher::trials(),
         documentation::trials(),
     ]
