@@ -401,9 +401,15 @@ impl Client {
 
     /// Whether it is beyond repair, or too much is to be remembered of it.
     fn has_to_go(&self) -> bool {
-        let context = self.producer.context();
-        let broken = context.broken.lock().expect("no panic while it is held").is_some();
-        broken || context.collected.lock().expect("no panic while it is held").stuck.len() >= STUCK_MAX
+        let collected = self.producer.context().collected.lock().expect("no panic while it is held");
+        let too_much = collected.stuck.len() >= STUCK_MAX;
+        drop(collected);
+        too_much || self.is_broken()
+    }
+
+    /// Whether it has failed for good.
+    fn is_broken(&self) -> bool {
+        self.producer.context().broken.lock().expect("no panic while it is held").is_some()
     }
 
     /// Calls back what was not sent, without waiting for the client's threads.
