@@ -169,7 +169,7 @@ impl Shared {
 /// The broker's own address leads past it.
 pub fn start_broker_behind_proxy(directory: &Path, lifetime: Lifetime) -> Result<(Broker, Proxy)> {
     let (ports, [behind, proxy]) = (two_free_ports()?, two_free_ports()?);
-    let (port, controller) = ports;
+    let [port, controller] = ports;
     let further = format!(
         "\
 listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}

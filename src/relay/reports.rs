@@ -338,13 +338,12 @@ impl Removal {
 
     /// The index of the first row that stays.
     fn first_kept(&self, batch: &Batch) -> Option<usize> {
-        let first = match &self.selected {
+        match &self.selected {
             Some((indices, _)) if self.len > 0 => {
                 let gone: BTreeSet<usize> = indices.iter().copied().collect();
                 (0..batch.len()).find(|index| !gone.contains(index))
             }
             _ => (self.len < batch.len()).then_some(self.len),
-        };
-        first
+        }
     }
 }
