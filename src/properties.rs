@@ -56,9 +56,9 @@ pub const DEFAULTS: [(&str, &str); 14] = [
     // Resume within a second or so of the broker's return.
     ("reconnect.backoff.ms", "50"),
     ("reconnect.backoff.max.ms", "1000"),
-    // A topic that is missing holds up the batch that it is in for so long at first, not for half a minute. One that a broker
-    // creates when it is asked for is there sooner.
-    ("topic.metadata.propagation.max.ms", "2000"),
+    // A topic that is missing is told at once, or it would hold up the batches that it is in. The relay tries it again soon, for a
+    // broker may be about to create it.
+    ("topic.metadata.propagation.max.ms", "0"),
     ("topic.metadata.refresh.interval.ms", "60000"),
 ];
 

@@ -233,6 +233,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let tries = if topic_fails { hold.attempts.min(TOPIC_TRIES) } else { hold.attempts.max(1) };
         let failing_for = now.since(hold.since);
         let wait = match policy::next(rule, self.settings.patience, hold.attempts, failing_for) {
+            _ if topic_fails && tries == 1 => Some(self.settings.error_backoff.min(TOPIC_FIRST_WAIT)),
             _ if topic_fails || !counts => Some(self.backoff.after(tries)),
             Next::Park => None,
             // It can be sent to neither.
@@ -310,6 +311,9 @@ struct Refusal {
 
 /// A topic is tried again at least as often as after so many failures: once it works it goes on within seconds.
 const TOPIC_TRIES: u32 = 3;
+
+/// And the first time sooner: a broker that creates a topic when it is asked for takes a moment.
+const TOPIC_FIRST_WAIT: Duration = Duration::from_millis(200);
 
 /// What is to be removed of a flight.
 struct Removal {

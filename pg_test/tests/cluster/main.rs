@@ -14,6 +14,7 @@ mod crash;
 mod databases;
 mod documentation;
 mod fleet;
+mod flow;
 mod harness;
 mod host;
 mod identity;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         settings::trials(),
         refusal::trials(),
         operate::trials(),
+        flow::trials(),
         security::trials(),
         crash::trials(),
         outage::trials(),
