@@ -171,7 +171,8 @@ fn backlog_goes_out_at_full_rate_when_all_three_brokers_are_back(scene: &mut Sce
         "first message {first:?} after the brokers' return, then {after:.0} messages a second; {before:.0} without an outage"
     ));
     ensure!(first < FIRST_WITHIN, "the first message arrived {first:?} after the brokers' return");
-    ensure!(after > before / 2.0, "{after:.0} messages a second after the outage, {before:.0} without");
+    // Far below what is seen, for others may be at work on the machine meanwhile.
+    ensure!(after > before / 3.0, "{after:.0} messages a second after the outage, {before:.0} without");
     brokers.wait_until_whole()
 }
 
