@@ -20,6 +20,7 @@ mod host;
 mod identity;
 mod invented;
 mod latency;
+mod leaderless;
 mod lost;
 mod once;
 mod operate;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         outage::trials(),
         blackhole::trials(),
         topics::trials(),
+        leaderless::trials(),
         producer_ids::trials(),
         volume::trials(),
         conformance::trials(),
