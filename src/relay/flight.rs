@@ -35,9 +35,16 @@ pub(super) struct Flight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Silence {
     Nothing,
-    /// Brokers were asked for a sign of life.
-    Asked(Time),
-    /// They live: what is queued was called back.
+    /// Brokers were asked for a sign of life; since when it is known that they live.
+    Asked {
+        at: Time,
+        lived_at: Option<Time>,
+    },
+    /// They live, as they said then.
+    Lived {
+        lived_at: Time,
+    },
+    /// They still do: what is queued was called back.
     CalledBack,
     /// What was sent was given up too.
     Abandoned,
@@ -150,7 +157,7 @@ impl Flight {
 
     fn hears(&mut self, now: Time) {
         self.heard = now;
-        if matches!(self.silence, Silence::Asked(_)) {
+        if matches!(self.silence, Silence::Asked { .. } | Silence::Lived { .. }) {
             self.silence = Silence::Nothing;
         }
     }

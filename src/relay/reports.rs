@@ -170,13 +170,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
         let hold = lane.holds.get(first)?.clone();
         lane.release(first);
-        let attempts = hold.attempts;
-        if flight.batch.message(0).topic == hold.topic() {
-            info!(bucket, id = first, attempts, "published a message that had failed");
-        } else {
-            let topic = flight.batch.message(0).topic;
-            info!(bucket, id = first, attempts, topic, "published a message to its dead-letter topic");
-        }
+        let letter_to = flight.batch.message(0).topic;
+        self.say_published(bucket, first, &hold, letter_to);
         if hold.unit.is_topic() {
             self.topic_goes_on(hold.topic());
         }
@@ -186,7 +181,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// A topic takes messages again: wherever it is held, it is tried now.
     fn topic_goes_on(&mut self, topic: &str) {
         let now = self.clock.now();
-        self.refusals.forget(&(topic.to_owned(), Told::Topic));
         for lane in self.lanes.values_mut() {
             if let Some(hold) = lane.holds.of(&Unit::topic(topic)).and_then(|first| lane.holds.get_mut(first)) {
                 hold.retry_at = hold.retry_at.map(|at| at.min(now));
@@ -197,6 +191,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// A row was refused: its unit, or its topic, waits until it gets through.
     fn refused(&mut self, refusal: Refusal) -> Option<Failure> {
         let Refusal { bucket, id, mut unit, letter_to, error } = refusal;
+        let passing = matches!(error, PublishError::Transient(_));
         let (mut error, counts) = match error {
             PublishError::GivenUp => return None,
             PublishError::Misconfigured(reason) => {
@@ -243,7 +238,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         };
         hold.error.clone_from(&error);
         hold.retry_at = wait.map(|wait| now + wait);
-        self.say_refused(bucket, id, &hold);
+        // What passes by itself the client tells of.
+        if !passing {
+            self.say_refused(bucket, id, &hold);
+        }
         let (attempts, unit) = (hold.attempts, hold.unit.clone());
         let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
         let freed = lane.holds.get(id).filter(|before| before.unit.is_topic() && !topic_fails).cloned();
@@ -258,6 +256,23 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         Some(Failure { bucket, id, unit, attempts, error, failing_for, wait })
     }
 
+    fn say_published(&mut self, bucket: Bucket, id: i64, hold: &Hold, sent_to: &str) {
+        let now = self.clock.now();
+        let topic = hold.topic();
+        let told = if sent_to != topic { Told::DeadLettered } else { Told::Published };
+        let Some(unsaid) = self.refusals.note((topic.to_owned(), told), now) else { return };
+        let attempts = hold.attempts;
+        let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
+        let detail = format!("Bucket {bucket}, id {id}, failed attempts: {attempts}.{unsaid}");
+        if told == Told::DeadLettered {
+            info!(detail, "a message to topic \"{topic}\" is published to dead-letter topic \"{sent_to}\"");
+        } else if hold.unit.is_topic() {
+            info!(detail, "topic \"{topic}\" takes messages again");
+        } else {
+            info!(detail, "a message to topic \"{topic}\" that was refused is published");
+        }
+    }
+
     fn say_refused(&mut self, bucket: Bucket, id: i64, hold: &Hold) {
         let now = self.clock.now();
         let told = match hold.retry_at {
@@ -270,7 +285,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
         let detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}.{unsaid}");
         match told {
-            Told::Everything | Told::Topic => warn!(
+            Told::Topic => warn!(
                 detail,
                 hint = "Its messages wait, those of other topics go on; see outbox.parked.",
                 "topic \"{topic}\" takes no messages"
@@ -280,7 +295,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 hint = "It is tried again, and the later messages of its key wait; see outbox.parked.",
                 "a message to topic \"{topic}\" is refused"
             ),
-            Told::Parked => warn!(
+            _ => warn!(
                 detail,
                 hint = "It and the later messages of its key wait for an operator; see outbox.parked.",
                 "a message to topic \"{topic}\" is parked"
@@ -297,6 +312,8 @@ pub(super) enum Told {
     Topic,
     Refused,
     Parked,
+    Published,
+    DeadLettered,
 }
 
 /// A row that was refused.

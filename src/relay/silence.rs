@@ -1,9 +1,10 @@
 //! A topic that gets no answer while brokers live must not hold up the others of its bucket.
 //!
 //! A partition without a leader, or with too few replicas, fails no row: the client waits. So when nothing is heard of a
-//! batch for a while, brokers are asked for a sign of life. If one answers, it is no outage: what is queued is called
-//! back, and the topics without an answer are held, each behind its first row, which is tried alone and gets through as soon
-//! as the topic does. In an outage nobody answers, and everything stays where it is.
+//! batch for a while, brokers are asked for a sign of life. If they answer, and answer again a good while later, while the batch
+//! is still silent, it is no outage, nor the end of one, nor a leader that changes: what is queued is called back, and the topics
+//! without an answer are held, each behind its first row, which is tried alone and gets through as soon as the topic does. In
+//! an outage nobody answers, and everything stays where it is.
 
 use std::time::Duration;
 
@@ -13,8 +14,10 @@ use super::Relay;
 use super::flight::{Flight, Silence};
 use super::ports::{Bell, Clock, FlightId, PublishError, Publisher, Store};
 
-/// Silence after which brokers are asked for a sign of life.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Silence after which brokers are asked for a sign of life, and how long their answer is waited for.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+/// How long brokers must have lived beside the silence: longer than a change of leaders and the return of brokers take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Silence after which what was sent is given up too, as the answer is lost: longer than a broker that is merely slow needs.
 const LAST_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -28,24 +31,36 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         for flight in self.flights.values_mut().filter(|flight| is_concerned(flight)) {
             let silent_for = now.since(flight.heard);
             match flight.silence {
-                Silence::Nothing if silent_for >= PATIENCE => match flight.waits_for() {
+                Silence::Nothing if silent_for >= ASK_AFTER => match flight.waits_for() {
                     Some(topic) => {
                         self.publisher.inquire(topic);
-                        flight.silence = Silence::Asked(now);
+                        flight.silence = Silence::Asked { at: now, lived_at: None };
                     }
                     // It waits for room at the client.
                     None => flight.heard = now,
                 },
-                Silence::Asked(_) if answered => {
-                    let seconds = silent_for.as_secs();
-                    let error = PublishError::Topic(format!("brokers answer, but not for this topic for {seconds} s"));
-                    flight.blame_the_silent(&error);
-                    flight.close();
-                    flight.silence = Silence::CalledBack;
-                    call_back = true;
+                Silence::Asked { at, lived_at } if answered && now > at => {
+                    let lived_at = lived_at.unwrap_or(now);
+                    if now.since(lived_at) >= PATIENCE {
+                        let seconds = silent_for.as_secs();
+                        flight.blame_the_silent(&PublishError::Topic(format!(
+                            "brokers answer, but not for this topic for {seconds} s"
+                        )));
+                        flight.close();
+                        flight.silence = Silence::CalledBack;
+                        call_back = true;
+                    } else {
+                        flight.silence = Silence::Lived { lived_at };
+                    }
                 }
-                // Perhaps nobody was there.
-                Silence::Asked(asked) if now.since(asked) >= PATIENCE => flight.silence = Silence::Nothing,
+                Silence::Lived { lived_at } if now.since(lived_at) >= PATIENCE => {
+                    if let Some(topic) = flight.waits_for() {
+                        self.publisher.inquire(topic);
+                    }
+                    flight.silence = Silence::Asked { at: now, lived_at: Some(lived_at) };
+                }
+                // Nobody is there, or not any more.
+                Silence::Asked { at, .. } if now.since(at) >= ASK_AFTER => flight.silence = Silence::Nothing,
                 Silence::CalledBack if silent_for >= LAST_PATIENCE => {
                     flight.silence = Silence::Abandoned;
                     abandon = true;
@@ -64,8 +79,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// When to look again.
     pub(super) fn silence_due(&self) -> Option<Time> {
         let due = |flight: &Flight| match flight.silence {
-            Silence::Nothing => Some(flight.heard + PATIENCE),
-            Silence::Asked(asked) => Some(asked + PATIENCE),
+            Silence::Nothing => Some(flight.heard + ASK_AFTER),
+            Silence::Asked { at, .. } => Some(at + ASK_AFTER),
+            Silence::Lived { lived_at } => Some(lived_at + PATIENCE),
             Silence::CalledBack => Some(flight.heard + LAST_PATIENCE),
             Silence::Abandoned => None,
         };

@@ -412,7 +412,7 @@ impl Plan {
     /// How long a message may wait that has nothing to do with refused ones and troubled topics, if there are no other faults:
     /// a topic is taken for silent only after a while.
     pub fn beside_failures(&self) -> Option<Duration> {
-        let reads = self.settings.lease.duration + Duration::from_secs(12);
+        let reads = self.settings.lease.duration + Duration::from_secs(20);
         self.failures_only.then(|| self.patience() + reads + self.drains() * 2)
     }
 

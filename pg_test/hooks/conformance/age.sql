@@ -6,4 +6,6 @@ with lease as (
     set last_seen = last_seen - pg_catalog.make_interval(secs => $1),
         stopped_at = stopped_at - pg_catalog.make_interval(secs => $1)
 )
-update outbox.failure set next_try_at = next_try_at - pg_catalog.make_interval(secs => $1)
+update outbox.failure
+set next_try_at = next_try_at - pg_catalog.make_interval(secs => $1),
+    first_failed_at = first_failed_at - pg_catalog.make_interval(secs => $1)

@@ -225,6 +225,7 @@ fn without_renewal_a_retry_that_is_due_rests_until_what_is_on_its_way_is_answere
     // From 5 s on the lease is too old to begin with, and row 1 is due before row 2 is answered.
     let world = simulation.run(at(40));
     assert_eq!(world.broker.published(0), [1]);
+    // Every two seconds it is looked for silent topics.
     let rests = world.rests.iter().filter(|rest| (at(5)..at(16)).contains(&rest.at));
-    assert!(rests.count() < 10);
+    assert!(rests.count() < 20);
 }
