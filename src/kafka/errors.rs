@@ -188,8 +188,8 @@ pub(super) fn blame(code: Code) -> Blame {
     look_up(code).map_or(Row, |known| known.blame)
 }
 
-/// The error for people: its name, what the broker says about this very row or else what the code means by itself, and the
-/// table's reason.
+/// The error for people: its name, what was said of this very case or else what the code means by itself, and the table's
+/// reason.
 pub(super) fn tell(code: Code, words: Option<&str>) -> String {
     let words = words.map_or_else(|| words_of(code), str::to_owned);
     let words = words.trim().trim_end_matches('.');

@@ -12,7 +12,6 @@
 //! with the same topic, partition and key that was not: it is given up too, so that it is published once more, behind it.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::ffi::CStr;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -339,7 +338,7 @@ impl Client {
             Err((error, record)) => {
                 let context = self.producer.context();
                 context.doubt(&error, record.topic);
-                match report::verdict(&error, None) {
+                match report::verdict(&error) {
                     Verdict::Row(error) => Sent::Refused(error),
                     Verdict::Client(reason) => Sent::Refused(self.broke(reason)),
                 }
@@ -495,16 +494,6 @@ enum Delivery {
     Failed(Verdict),
 }
 
-/// What the broker said of this very row, if anything.
-fn words(message: &BorrowedMessage<'_>) -> Option<String> {
-    // SAFETY: the message lives, and with it the text.
-    unsafe {
-        let text = rdsys::rd_kafka_message_produce_errstr(message.ptr());
-        (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-    }
-    .filter(|text| !text.is_empty())
-}
-
 /// What has come in since it was looked at last.
 #[derive(Default)]
 struct Collected {
@@ -600,7 +589,8 @@ impl ProducerContext for Callbacks {
             }
             Err((error, message)) => {
                 self.doubt(error, message.topic());
-                (message, Delivery::Failed(report::verdict(error, words(message).as_deref())))
+                // What the broker said of the row is not asked for: this librdkafka (2.12.1) has freed the text by now.
+                (message, Delivery::Failed(report::verdict(error)))
             }
         };
         if !matches!(delivery, Delivery::Appended) && collected.stuck.len() < STUCK_MAX {

@@ -15,8 +15,8 @@ pub(super) enum Verdict {
     Client(String),
 }
 
-/// Classes an error by the table of [`errors`]. `words` is what the broker said of this very row.
-pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
+/// Classes an error by the table of [`errors`].
+pub(super) fn verdict(error: &KafkaError) -> Verdict {
     let Some(code) = error.rdkafka_error_code() else {
         return Verdict::Row(publish_error(Class::Retry, error.to_string()));
     };
@@ -27,7 +27,7 @@ pub(super) fn verdict(error: &KafkaError, words: Option<&str>) -> Verdict {
     if errors::blame(code) == Blame::Neighbour {
         return Verdict::Row(PublishError::GivenUp);
     }
-    let told = errors::tell(code, words);
+    let told = errors::tell(code, None);
     match errors::class(code) {
         Class::Rebuild => Verdict::Client(told),
         class => Verdict::Row(publish_error(class, told)),
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     fn verdict_of(code: RDKafkaErrorCode) -> Verdict {
-        verdict(&KafkaError::MessageProduction(code), None)
+        verdict(&KafkaError::MessageProduction(code))
     }
 
     #[test]
