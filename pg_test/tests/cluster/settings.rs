@@ -197,8 +197,8 @@ fn kafka_properties_take_effect_by_a_reload_once_a_broker_has_answered(scene: &m
         wait_until_published(client, PATIENCE)?;
         Ok(client.query_one("select relay_id from outbox.pg_stat_relay", &[])?.get(0))
     };
-    let process = relay_processes(&mut client)?;
     let first = publish(&mut client)?;
+    let process = relay_processes(&mut client)?;
     // The broker speaks no TLS: with the new settings nothing would get through.
     scene.cluster.set("outbox_relay.kafka_properties", "security.protocol=ssl")?;
     let error: String = wait::until("the view shows why they are not used", PATIENCE, || {
