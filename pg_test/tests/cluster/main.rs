@@ -82,7 +82,6 @@ fn main() -> ExitCode {
         conformance::trials(),
         documentation::trials(),
         publisher::trials(),
-        documentation::trials(),
     ]
     .into_iter()
     .flatten()
