@@ -4,14 +4,16 @@
 //! the client learns what has become of the topic, which by itself it would ask only after a minute.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use rdkafka::bindings as rdsys;
 use rdkafka::error::RDKafkaErrorCode;
+use rdkafka::metadata::{MetadataPartition, MetadataTopic};
 use rdkafka::producer::{BaseProducer, Producer as _};
 use rdkafka::types::RDKafkaRespErr;
+
+use crate::relay::ports::Answer;
 
 use super::caretaker::Caretaker;
 use super::producer::Callbacks;
@@ -27,8 +29,8 @@ const WAITING_MAX: usize = 1000;
 #[derive(Debug, Default)]
 pub(super) struct Inquiries {
     questions: Mutex<Questions>,
-    /// Whether a broker has answered since this was looked at.
-    pub answered: AtomicBool,
+    /// What brokers have answered since this was looked at.
+    pub answers: Mutex<Vec<Answer>>,
 }
 
 /// A topic, and the client to be asked by its address: each has its own picture of a topic.
@@ -76,10 +78,18 @@ impl Inquiries {
     fn ask_all(&self, ring: &Ring) {
         while let Some((topic, producer)) = self.next() {
             let Some(producer) = producer.upgrade() else { continue };
-            if producer.client().fetch_metadata(Some(&topic), PATIENCE).is_ok() {
-                self.answered.store(true, Ordering::Release);
-                ring.ring();
+            let Ok(metadata) = producer.client().fetch_metadata(Some(&topic), PATIENCE) else { continue };
+            let in_trouble = |of: &MetadataTopic| {
+                let without_leader =
+                    |partition: &MetadataPartition| partition.leader() < 0 || partition.error().is_some();
+                of.error().is_some() || of.partitions().iter().any(without_leader)
+            };
+            let in_trouble = metadata.topics().iter().any(|of| of.name() == topic && in_trouble(of));
+            let mut answers = self.answers.lock().expect("no panic while it is held");
+            if answers.len() < WAITING_MAX {
+                answers.push(Answer { topic, in_trouble });
             }
+            ring.ring();
         }
     }
 

@@ -11,9 +11,8 @@
 //! Meanwhile rows behind those may go through. A row is never reported as acknowledged behind an earlier row of its flight
 //! with the same topic, partition and key that was not: it is given up too, so that it is published once more, behind it.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,7 +26,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 use crate::headers::{self, MESSAGE_ID_HEADER};
 use crate::message::{Batch, Message};
 use crate::properties::Properties;
-use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
+use crate::relay::ports::{Answer, FlightId, PublishError, Publisher, Report, Submitted};
 
 use super::caretaker::{Caretaker, Lines};
 use super::client_config;
@@ -194,7 +193,7 @@ impl Publisher for KafkaPublisher {
         };
         for index in from..batch.len() {
             let index_in_batch = u32::try_from(index).expect("batch_size is far below 2^32");
-            match client.send(report::pack(flight, index_in_batch), &batch.message(index)) {
+            match client.send(flight, index_in_batch, &batch.message(index)) {
                 Sent::Queued => {}
                 Sent::Full => {
                     if index > 0 {
@@ -211,7 +210,7 @@ impl Publisher for KafkaPublisher {
     fn submit_apart(&mut self, flight: FlightId, batch: &Batch) -> Submitted {
         debug_assert_eq!(batch.len(), 1, "one row a request");
         let sent = match self.client(Requests::OneRow) {
-            Ok(client) => client.send(report::pack(flight, 0), &batch.message(0)),
+            Ok(client) => client.send(flight, 0, &batch.message(0)),
             Err(error) => Sent::Refused(error),
         };
         match sent {
@@ -257,8 +256,8 @@ impl Publisher for KafkaPublisher {
         self.inquiries.look_up(&producer, topic.to_owned(), &self.caretaker, &self.ring);
     }
 
-    fn answered(&mut self) -> bool {
-        self.inquiries.answered.swap(false, Ordering::AcqRel)
+    fn answers(&mut self, answers: &mut Vec<Answer>) {
+        answers.append(&mut self.inquiries.answers.lock().expect("no panic while it is held"));
     }
 
     fn abandon(&mut self) {
@@ -315,7 +314,9 @@ impl Client {
         Ok(Self { queue, producer: Arc::new(producer), outstanding: 0, made_at: Instant::now() })
     }
 
-    fn send(&mut self, opaque: usize, message: &Message<'_>) -> Sent {
+    fn send(&mut self, flight: FlightId, index: u32, message: &Message<'_>) -> Sent {
+        let alone = message.key.is_none() && message.partition.is_none();
+        let opaque = report::pack(flight, index, alone);
         let headers = match record_headers(message) {
             Ok(headers) => headers,
             Err(error) => return Sent::Refused(report::publish_error(Class::Park, error.to_string())),
@@ -395,13 +396,13 @@ impl Client {
     }
 
     fn forget_what_was_stuck(&self) {
-        self.producer.context().collected.lock().expect("no panic while it is held").stuck.clear();
+        self.producer.context().collected.lock().expect("no panic while it is held").stuck.0.clear();
     }
 
     /// Whether it is beyond repair, or too much is to be remembered of it.
     fn has_to_go(&self) -> bool {
         let collected = self.producer.context().collected.lock().expect("no panic while it is held");
-        let too_much = collected.stuck.len() >= STUCK_MAX;
+        let too_much = collected.stuck.0.len() >= STUCK_MAX;
         drop(collected);
         too_much || self.is_broken()
     }
@@ -498,8 +499,24 @@ enum Delivery {
 #[derive(Default)]
 struct Collected {
     deliveries: Vec<(usize, Delivery)>,
-    /// What has a row that was not acknowledged, so that nothing behind it is.
-    stuck: BTreeSet<Unit>,
+    stuck: Stuck,
+}
+
+/// The first row of each unit that was not acknowledged, so that nothing behind it is. What is called back is reported before
+/// earlier rows that were sent.
+#[derive(Default)]
+struct Stuck(BTreeMap<Unit, u32>);
+
+impl Stuck {
+    fn note(&mut self, unit: Unit, index: u32) {
+        let first = self.0.entry(unit).or_insert(index);
+        *first = index.min(*first);
+    }
+
+    /// Whether a row of the unit in front of this one was not acknowledged.
+    fn is_before(&self, unit: Unit, index: u32) -> bool {
+        self.0.get(&unit).is_some_and(|first| *first < index)
+    }
 }
 
 /// What has an order: the rows of a flight with one topic, partition and key. The latter as a hash, which is short; if two
@@ -577,10 +594,15 @@ impl ProducerContext for Callbacks {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let mut collected = self.collected.lock().expect("no panic while it is held");
+        let (in_order, (_, index)) = (!report::is_alone(opaque), report::unpack(opaque));
         let (message, delivery) = match result {
             Ok(message) if message.offset() < 0 => (message, Delivery::Supposed),
             // Hashing a key costs time, which is spent only when something has failed.
-            Ok(message) if !collected.stuck.is_empty() && collected.stuck.contains(&unit_of(opaque, message)) => {
+            Ok(message)
+                if !collected.stuck.0.is_empty()
+                    && in_order
+                    && collected.stuck.is_before(unit_of(opaque, message), index) =>
+            {
                 (message, Delivery::Overtook)
             }
             Ok(message) => (message, Delivery::Appended),
@@ -593,8 +615,8 @@ impl ProducerContext for Callbacks {
                 (message, Delivery::Failed(report::verdict(error)))
             }
         };
-        if !matches!(delivery, Delivery::Appended) && collected.stuck.len() < STUCK_MAX {
-            collected.stuck.insert(unit_of(opaque, message));
+        if !matches!(delivery, Delivery::Appended) && collected.stuck.0.len() < STUCK_MAX && in_order {
+            collected.stuck.note(unit_of(opaque, message), index);
         }
         collected.deliveries.push((opaque, delivery));
     }
@@ -729,21 +751,38 @@ mod tests {
     }
 
     #[test]
-    fn an_inquiry_is_answered_once_a_broker_lives_whatever_it_says_of_the_topic() {
+    fn what_is_called_back_casts_no_doubt_on_earlier_rows_that_were_sent() {
+        let mut stuck = Stuck::default();
+        stuck.note((1, 7), 5);
+        stuck.note((1, 7), 9);
+        assert!(!stuck.is_before((1, 7), 4), "reported later, but sent before");
+        assert!(stuck.is_before((1, 7), 6));
+        assert!(!stuck.is_before((2, 7), 6) && !stuck.is_before((1, 8), 6));
+        stuck.note((1, 7), 3);
+        assert!(stuck.is_before((1, 7), 4));
+    }
+
+    #[test]
+    fn an_inquiry_is_answered_once_a_broker_lives_and_tells_whether_the_topic_is_in_trouble() {
         let (cluster, mut publisher) = publisher_on_a_mock(&[]);
-        cluster.topic_error("t", RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED).expect("a topic");
-        assert!(!publisher.answered(), "nobody has asked");
+        let answers = |publisher: &mut KafkaPublisher| {
+            let mut answers = Vec::new();
+            publisher.answers(&mut answers);
+            answers
+        };
+        let answer = |in_trouble| [Answer { topic: "t".to_owned(), in_trouble }];
+        assert_eq!(answers(&mut publisher), [], "nobody has asked");
         publisher.inquire("t");
-        wait_until(|| publisher.answered());
-        assert!(!publisher.answered(), "there was one answer");
+        wait_until(|| answers(&mut publisher) == answer(false));
         cluster.broker_down(1).expect("a broker");
         publisher.inquire("t");
         // Its patience ends without an answer.
         wait_until(|| publisher.inquiries.is_quiet());
-        assert!(!publisher.answered(), "nobody is there");
+        assert_eq!(answers(&mut publisher), [], "nobody is there");
         cluster.broker_up(1).expect("a broker");
+        cluster.topic_error("t", RDKafkaRespErr::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED).expect("a topic");
         publisher.inquire("t");
-        wait_until(|| publisher.answered());
+        wait_until(|| answers(&mut publisher) == answer(true));
     }
 
     #[test]

@@ -57,15 +57,24 @@ pub(super) fn doubts_topic(error: &KafkaError) -> bool {
         .is_some_and(|code| code == RDKafkaErrorCode::UnknownPartition || errors::class(code) == Class::BackOffTopic)
 }
 
-/// Packs flight and row into the opaque of a record, which costs no allocation.
-pub(super) fn pack(flight: FlightId, index: u32) -> usize {
+/// Marks a row that is in order with no other.
+const ALONE: u32 = 1 << 31;
+
+/// Packs flight and row into the opaque of a record, which costs no allocation, and whether it is in order with others.
+pub(super) fn pack(flight: FlightId, index: u32, alone: bool) -> usize {
     const { assert!(usize::BITS == 64, "the opaque holds two 32-bit numbers") };
-    ((flight as usize) << 32) | index as usize
+    debug_assert!(index < ALONE, "batch_size is far below 2^31");
+    ((flight as usize) << 32) | (index | if alone { ALONE } else { 0 }) as usize
 }
 
 /// The flight and row of an opaque.
 pub(super) fn unpack(opaque: usize) -> (FlightId, u32) {
-    ((opaque >> 32) as u32, opaque as u32)
+    ((opaque >> 32) as u32, opaque as u32 & !ALONE)
+}
+
+/// Whether the row of an opaque is in order with no other.
+pub(super) fn is_alone(opaque: usize) -> bool {
+    opaque as u32 & ALONE != 0
 }
 
 #[cfg(test)]
@@ -78,8 +87,11 @@ mod tests {
 
     #[test]
     fn an_opaque_names_flight_and_row() {
-        for pair in [(0, 0), (1, 2), (u32::MAX, u32::MAX)] {
-            assert_eq!(unpack(pack(pair.0, pair.1)), pair);
+        for (flight, index) in [(0, 0), (1, 2), (u32::MAX, ALONE - 1)] {
+            for alone in [false, true] {
+                let opaque = pack(flight, index, alone);
+                assert_eq!((unpack(opaque), is_alone(opaque)), ((flight, index), alone));
+            }
         }
     }
 

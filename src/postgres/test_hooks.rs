@@ -48,7 +48,7 @@ mod hooks {
     use crate::postgres::conformance;
     use crate::postgres::shared::{Database, Header, Slot};
     use crate::properties::Properties;
-    use crate::relay::ports::{self, FlightId, Report, Submitted};
+    use crate::relay::ports::{self, Answer, FlightId, Report, Submitted};
 
     static CRASH: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
     static CONFORMANCE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -138,8 +138,8 @@ mod hooks {
             self.0.inquire(topic);
         }
 
-        fn answered(&mut self) -> bool {
-            self.0.answered()
+        fn answers(&mut self, answers: &mut Vec<Answer>) {
+            self.0.answers(answers);
         }
     }
 }

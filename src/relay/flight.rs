@@ -40,9 +40,10 @@ pub(super) enum Silence {
         at: Time,
         lived_at: Option<Time>,
     },
-    /// They live, as they said then.
+    /// They live, as they said then; when to ask again.
     Lived {
         lived_at: Time,
+        ask_at: Time,
     },
     /// They still do: what is queued was called back.
     CalledBack,

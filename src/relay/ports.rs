@@ -248,10 +248,17 @@ pub trait Publisher {
     /// Asks the brokers for a sign of life, best by asking about this topic, without waiting for it.
     fn inquire(&mut self, _topic: &str) {}
 
-    /// Whether any broker has answered an inquiry since the last call, whatever it said.
-    fn answered(&mut self) -> bool {
-        false
-    }
+    /// Adds what brokers have answered to inquiries since the last call.
+    fn answers(&mut self, _answers: &mut Vec<Answer>) {}
+}
+
+/// A broker's answer to an inquiry, and so a sign of life.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The topic that was asked about.
+    pub topic: String,
+    /// It is unknown, or a partition of it has no leader.
+    pub in_trouble: bool,
 }
 
 /// How far a submission went.

@@ -3,7 +3,7 @@
 //! A partition without a leader, or with too few replicas, fails no row: the client waits. So when nothing is heard of a
 //! batch for a while, brokers are asked for a sign of life. If they answer, and answer again a good while later, while the batch
 //! is still silent, it is no outage, nor the end of one, nor a leader that changes: what is queued is called back, and the topics
-//! without an answer are held, each behind its first row, which is tried alone and gets through as soon as the topic does. In
+//! without an answer are held (sooner if the brokers say themselves that there is no leader), each behind its first row, which is tried alone and gets through as soon as the topic does. In
 //! an outage nobody answers, and everything stays where it is.
 
 use std::time::Duration;
@@ -16,16 +16,19 @@ use super::ports::{Bell, Clock, FlightId, PublishError, Publisher, Store};
 
 /// Silence after which brokers are asked for a sign of life, and how long their answer is waited for.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How long brokers must have lived beside the silence: longer than a change of leaders and the return of brokers take.
+/// How long brokers must have lived beside the silence of a topic that has no leader, as they say: longer than a change of leaders
+/// and the return of brokers take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Silence after which what was sent is given up too, as the answer is lost: longer than a broker that is merely slow needs.
+/// The same if they don't say so: longer than a broker that is merely slow needs, or a network that loses answers. And after
+/// as much again what was sent is given up too, for then its answer is lost.
 const LAST_PATIENCE: Duration = Duration::from_secs(30);
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Asks, and does what the answers suggest.
     pub(super) fn look_for_silent_topics(&mut self) {
         let now = self.clock.now();
-        let answered = self.publisher.answered();
+        let mut answers = Vec::new();
+        self.publisher.answers(&mut answers);
         let mut call_back = false;
         let mut abandon = false;
         for flight in self.flights.values_mut().filter(|flight| is_concerned(flight)) {
@@ -39,21 +42,26 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                     // It waits for room at the client.
                     None => flight.heard = now,
                 },
-                Silence::Asked { at, lived_at } if answered && now > at => {
+                Silence::Asked { at, lived_at } if !answers.is_empty() && now > at => {
+                    let topic = flight.waits_for();
+                    let in_trouble = answers.iter().any(|answer| answer.in_trouble && Some(&*answer.topic) == topic);
                     let lived_at = lived_at.unwrap_or(now);
-                    if now.since(lived_at) >= PATIENCE {
+                    if now.since(lived_at) >= if in_trouble { PATIENCE } else { LAST_PATIENCE } {
                         let seconds = silent_for.as_secs();
-                        flight.blame_the_silent(&PublishError::Topic(format!(
-                            "brokers answer, but not for this topic for {seconds} s"
-                        )));
+                        let what = if in_trouble {
+                            "brokers know of no leader"
+                        } else {
+                            "brokers answer, but not for this topic"
+                        };
+                        flight.blame_the_silent(&PublishError::Topic(format!("{what} for {seconds} s")));
                         flight.close();
                         flight.silence = Silence::CalledBack;
                         call_back = true;
                     } else {
-                        flight.silence = Silence::Lived { lived_at };
+                        flight.silence = Silence::Lived { lived_at, ask_at: now + PATIENCE };
                     }
                 }
-                Silence::Lived { lived_at } if now.since(lived_at) >= PATIENCE => {
+                Silence::Lived { lived_at, ask_at } if ask_at <= now => {
                     if let Some(topic) = flight.waits_for() {
                         self.publisher.inquire(topic);
                     }
@@ -61,7 +69,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 }
                 // Nobody is there, or not any more.
                 Silence::Asked { at, .. } if now.since(at) >= ASK_AFTER => flight.silence = Silence::Nothing,
-                Silence::CalledBack if silent_for >= LAST_PATIENCE => {
+                Silence::CalledBack if silent_for >= LAST_PATIENCE * 2 => {
                     flight.silence = Silence::Abandoned;
                     abandon = true;
                 }
@@ -81,8 +89,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let due = |flight: &Flight| match flight.silence {
             Silence::Nothing => Some(flight.heard + ASK_AFTER),
             Silence::Asked { at, .. } => Some(at + ASK_AFTER),
-            Silence::Lived { lived_at } => Some(lived_at + PATIENCE),
-            Silence::CalledBack => Some(flight.heard + LAST_PATIENCE),
+            Silence::Lived { ask_at, .. } => Some(ask_at),
+            Silence::CalledBack => Some(flight.heard + LAST_PATIENCE * 2),
             Silence::Abandoned => None,
         };
         self.flights.values().filter(|flight| is_concerned(flight)).filter_map(due).min()

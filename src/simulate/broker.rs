@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
-use crate::relay::ports::{FlightId, PublishError, Publisher, Report, Submitted};
+use crate::relay::ports::{Answer, FlightId, PublishError, Publisher, Report, Submitted};
 
 use super::Seat;
 use super::database::Label;
@@ -95,8 +95,8 @@ pub(crate) struct Client {
     begun: BTreeMap<FlightId, u32>,
     /// Its process has ended.
     pub gone: bool,
-    /// A broker has answered an inquiry.
-    answered: bool,
+    /// What brokers have answered to inquiries.
+    answers: Vec<Answer>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +130,7 @@ impl Default for Client {
             generation: 0,
             begun: BTreeMap::new(),
             gone: false,
-            answered: false,
+            answers: Vec::new(),
             apart: Vec::new(),
         }
     }
@@ -557,20 +557,23 @@ impl Publisher for Seat<'_> {
         actor.client.reports.extend(given_up);
     }
 
-    fn inquire(&mut self, _topic: &str) {
+    fn inquire(&mut self, topic: &str) {
+        let topic = topic.to_owned();
         let mut world = self.world();
         let relay = self.me;
         world.record(relay, Verb::Inquire, Vec::new(), true);
         let at = world.now + world.broker.delay;
         world.schedule(at, move |world| {
             if world.broker.reachable(world.now) == world.now {
+                let in_trouble = world.broker.trouble(&topic, world.now) == Some(Trouble::Silent);
                 let actor = &mut world.actors[relay];
-                (actor.client.answered, actor.latch) = (true, true);
+                actor.client.answers.push(Answer { topic, in_trouble });
+                actor.latch = true;
             }
         });
     }
 
-    fn answered(&mut self) -> bool {
-        std::mem::take(&mut self.world().actors[self.me].client.answered)
+    fn answers(&mut self, answers: &mut Vec<Answer>) {
+        answers.append(&mut self.world().actors[self.me].client.answers);
     }
 }
