@@ -32,7 +32,7 @@ pub enum TraceContextError {
     /// An id that says "none".
     #[error("The {0} of a traceparent must not be all zeros.")]
     Zero(&'static str),
-    /// More members than [`MEMBERS_MAX`].
+    /// More members than 32.
     #[error("The tracestate has {0} members, but at most {MEMBERS_MAX} are allowed.")]
     Members(usize),
     /// A member is not key=value, or one of the two has a wrong character or length.
