@@ -65,7 +65,7 @@ select bucket, id, 3, 'Broker: Unknown topic or partition',
 from outbox.message where bucket = 3 order by id limit 1;
 select bucket, state, backlog, failing_id = (select min(m.id) from outbox.message m where m.bucket = b.bucket) as first,
        attempts, failing_since at time zone 'UTC' as failing_since, last_error, next_try_at at time zone 'UTC' as next_try_at
-from outbox.pg_stat_bucket b where state = 'failing';
+from outbox.pg_stat_bucket b where failing_id is not null;
 -- Once the message is gone, so is its failure.
 delete from outbox.message where bucket = 3;
 select bucket, state, failing_id from outbox.pg_stat_bucket where bucket = 3;
@@ -123,7 +123,7 @@ alter system reset outbox_relay.kafka_properties_file;
 select outbox.enqueue('views', 'order-1', 'v') as id \gset
 select pg_reload_conf();
 select wait_for($$
-    exists (select from outbox.pg_stat_relay where state = 'waiting for broker' and last_error ~* 'broker')
+    exists (select from outbox.pg_stat_relay where state = 'waiting for broker' and last_error ~* 'connect')
 $$);
 select leased_buckets, batches, messages, bytes, errors > 0 as errors, last_error_at is not null as at,
        started_at <= last_seen as heartbeat
