@@ -69,7 +69,7 @@ pub struct KafkaPublisher {
     /// Batches of which it has the first rows and had no room for the rest.
     begun: BTreeSet<FlightId>,
     retiring: Vec<Client>,
-    /// Sends suspects, each in a request of its own; made when first needed.
+    /// Sends suspects, each in a request of its own; made anew when needed.
     apart: Option<Client>,
     suspects: VecDeque<Suspect>,
     /// Suspects that were called back before they were sent.
@@ -89,6 +89,8 @@ impl KafkaPublisher {
         let contact = Contact::default();
         contact.is_now(&client.producer);
         let current = Some(client);
+        // A new client waits half a second for its producer id, and batches wait for their suspects.
+        let apart = Some(Client::new(&properties, &ring, caretaker.lines(), Requests::OneRow)?);
         Ok(Self {
             properties,
             ring,
@@ -96,7 +98,7 @@ impl KafkaPublisher {
             current,
             begun: BTreeSet::new(),
             retiring: Vec::new(),
-            apart: None,
+            apart,
             suspects: VecDeque::new(),
             given_up: Vec::new(),
             inquiries: Arc::default(),
