@@ -139,9 +139,10 @@
 //!
 //! # Failure notes
 //!
-//! A message that the destination refuses is tried again alone, with growing waits, while other buckets go on. With
-//! [`FailureNotes`] the next owner goes on where the last one stood; without them it begins anew, and sends the
-//! messages behind it once more.
+//! A message that the destination refuses is tried again alone, with growing waits, while what is not in order with it
+//! ([`crate::order`]) goes on. With [`FailureNotes`] the next owner goes on where the last one stood, and what was parked
+//! stays so; without them it begins anew, and may send the messages behind it once more. What becomes of a message in the
+//! end ([`crate::policy`]) is the same for all topics unless the store has [`TopicRules`].
 //!
 //! # The writers' side
 //!
@@ -437,6 +438,7 @@
 //! [`Clock`]: crate::relay::ports::Clock
 //! [`FailureNotes`]: crate::relay::ports::FailureNotes
 //! [`Ownership`]: crate::relay::ports::Ownership
+//! [`TopicRules`]: crate::relay::ports::TopicRules
 //! [`Publisher`]: crate::relay::ports::Publisher
 //! [`Relay`]: crate::relay::Relay
 //! [`Relay::new`]: crate::relay::Relay::new
