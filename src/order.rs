@@ -8,8 +8,12 @@
 //! either, the message itself. A topic that can take nothing is a unit as a whole.
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::message::Message;
+
+/// Longest key that is kept as it is.
+const KEY_MAX: usize = 256;
 
 /// Messages that stay in order with each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,6 +31,8 @@ pub enum Part<'a> {
     Whole,
     /// Those of a key.
     Key(Cow<'a, [u8]>),
+    /// Those of a long key, of which only its length and a hash are kept. If two keys ever share both, each waits for the other.
+    LongKey(usize, u64),
     /// Those without a key for an explicit partition.
     Partition(i32),
     /// The one of this id, which has neither.
@@ -38,6 +44,11 @@ impl<'a> Unit<'a> {
     #[must_use]
     pub fn of(message: &Message<'a>) -> Self {
         let part = match (message.key, message.partition) {
+            (Some(key), _) if key.len() > KEY_MAX => {
+                let mut hasher = DefaultHasher::new();
+                key.hash(&mut hasher);
+                Part::LongKey(key.len(), hasher.finish())
+            }
             (Some(key), _) => Part::Key(Cow::Borrowed(key)),
             (None, Some(partition)) => Part::Partition(partition),
             (None, None) => Part::Row(message.id),
@@ -63,18 +74,12 @@ impl<'a> Unit<'a> {
         self.topic == message.topic && (self.is_topic() || self.part == Unit::of(message).part)
     }
 
-    /// Bytes of topic and key.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        let key = if let Part::Key(key) = &self.part { key.len() } else { 0 };
-        self.topic.len() + key
-    }
-
     /// The same with memory of its own.
     #[must_use]
     pub fn into_owned(self) -> Unit<'static> {
         let part = match self.part {
             Part::Key(key) => Part::Key(Cow::Owned(key.into_owned())),
+            Part::LongKey(len, hash) => Part::LongKey(len, hash),
             Part::Whole => Part::Whole,
             Part::Partition(partition) => Part::Partition(partition),
             Part::Row(id) => Part::Row(id),
@@ -109,6 +114,15 @@ mod tests {
     }
 
     #[test]
+    fn a_long_key_is_told_from_others_in_little_memory() {
+        let (one, other) = (vec![1; 900_000], [vec![1; 899_999], vec![2]].concat());
+        let keyed = Message { key: Some(&one), ..PLAIN };
+        let unit = Unit::of(&keyed).into_owned();
+        assert!(matches!(unit.part, Part::LongKey(900_000, _)));
+        assert!(unit.has(&Message { id: 8, ..keyed }) && !unit.has(&Message { key: Some(&other), ..keyed }));
+    }
+
+    #[test]
     fn without_a_key_an_explicit_partition_is_in_order() {
         let placed = Message { partition: Some(3), ..PLAIN };
         let unit = Unit::of(&placed);
@@ -136,6 +150,5 @@ mod tests {
         for message in [PLAIN, Message { key: Some(b"k"), ..PLAIN }, Message { partition: Some(1), ..PLAIN }] {
             assert_eq!(Unit::of(&message).into_owned(), Unit::of(&message));
         }
-        assert_eq!(Unit { part: Part::Key(Cow::Borrowed(b"key")), ..Unit::topic("topic") }.bytes(), 8);
     }
 }

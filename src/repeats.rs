@@ -4,7 +4,8 @@
 //! matters. Yet silence would hide that it goes on.
 //!
 //! Rule: the first occurrence of a kind is said at once. After that it is said once an interval, with the number of times
-//! that it was not said in between.
+//! that it was not said in between. Where kinds can be many, such as topics, so many of them are said in an interval, and the
+//! others are counted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -61,6 +62,33 @@ impl<K: Ord> Repeats<K> {
     }
 }
 
+/// Most kinds that are said in an interval.
+pub const SAID_MAX: u64 = 20;
+
+/// Bounds what is said of many kinds together.
+#[derive(Debug, Default)]
+pub struct Budget {
+    began: Option<Time>,
+    said: u64,
+    left_out: u64,
+}
+
+impl Budget {
+    /// Something is to be said. `Some` means: say it, and that so much was left out in the interval before.
+    pub fn spend(&mut self, now: Time) -> Option<u64> {
+        if self.began.is_none_or(|began| now.since(began) >= INTERVAL) {
+            self.began = Some(now);
+            self.said = 0;
+        }
+        if self.said >= SAID_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.said += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +108,18 @@ mod tests {
         assert_eq!(repeats.note("a", at(61)), None);
         repeats.forget(&"a");
         assert_eq!(repeats.note("a", at(62)), Some(0));
+    }
+
+    #[test]
+    fn so_much_is_said_in_an_interval_and_the_rest_counted() {
+        let mut budget = Budget::default();
+        for _ in 0..SAID_MAX {
+            assert_eq!(budget.spend(at(0)), Some(0));
+        }
+        assert_eq!(budget.spend(at(1)), None);
+        assert_eq!(budget.spend(at(59)), None);
+        assert_eq!(budget.spend(at(60)), Some(2));
+        assert_eq!(budget.spend(at(61)), Some(0));
     }
 
     #[test]

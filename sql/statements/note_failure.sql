@@ -1,14 +1,24 @@
+-- Waits for nobody: a note that an operator has locked, or is about to remove, is left to him, and comes with the next attempt.
 -- parked_at tells since when nobody tries any more: the relay gives no time of a next attempt ($6 is null) once it parks.
-insert into outbox.failure as f (bucket, id, kind, attempts, error, next_try_at, parked_at)
-values (
-    $1, $2, $3, $4, $5,
-    pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => coalesce($6, 0)),
-    case when $6 is null then pg_catalog.clock_timestamp() end
-)
-on conflict (bucket, id) do update
-    set kind = excluded.kind,
-        attempts = excluded.attempts,
-        error = excluded.error,
+with unlocked as (
+    select f.bucket, f.id
+    from outbox.failure f
+    where f.bucket = $1 and f.id = $2
+    for update skip locked
+), renewed as (
+    update outbox.failure f
+    set kind = $3,
+        attempts = $4,
+        error = $5,
         last_failed_at = pg_catalog.clock_timestamp(),
-        next_try_at = excluded.next_try_at,
-        parked_at = case when excluded.parked_at is not null then coalesce(f.parked_at, excluded.parked_at) end
+        next_try_at = pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => coalesce($6, 0)),
+        parked_at = case when $6 is null then coalesce(f.parked_at, pg_catalog.clock_timestamp()) end
+    from unlocked u
+    where f.bucket = u.bucket and f.id = u.id
+)
+insert into outbox.failure (bucket, id, kind, attempts, error, next_try_at, parked_at)
+select $1, $2, $3, $4, $5,
+       pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => coalesce($6, 0)),
+       case when $6 is null then pg_catalog.clock_timestamp() end
+where not exists (select from outbox.failure f where f.bucket = $1 and f.id = $2)
+on conflict do nothing

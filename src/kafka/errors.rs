@@ -66,7 +66,12 @@ pub(super) const TABLE: &[Known] = &[
     known(Code::CriticalSystemResource, Retry, Row, "the system was out of memory, threads or descriptors"),
     known(Code::Resolve, Retry, Row, "the name of the broker's host was not found"),
     known(Code::MessageTimedOut, Retry, Row, "no broker answered in time"),
-    known(Code::UnknownPartition, Park, Row, "the topic has no such partition"),
+    known(
+        Code::UnknownPartition,
+        Park,
+        Row,
+        "the topic has no such partition; until a broker says that the topic is there, it is waited for",
+    ),
     known(Code::FileSystem, Retry, Row, "a file could not be read"),
     known(Code::UnknownTopic, BackOffTopic, Row, "the topic does not exist, until somebody creates it"),
     known(Code::AllBrokersDown, Retry, Row, "no broker can be reached"),

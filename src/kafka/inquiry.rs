@@ -3,7 +3,7 @@
 //! Asking for the metadata of a topic does two things: the answer tells that a broker lives, whatever it says of the topic; and
 //! the client learns what has become of the topic, which by itself it would ask only after a minute.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub(super) struct Inquiries {
     questions: Mutex<Questions>,
     /// What brokers have answered since this was looked at.
     pub answers: Mutex<Vec<Answer>>,
+    /// Topics that a broker has said to be there, since that was asked for.
+    there: Mutex<BTreeSet<String>>,
 }
 
 /// A topic, and the client to be asked by its address: each has its own picture of a topic.
@@ -75,6 +77,11 @@ impl Inquiries {
         }
     }
 
+    /// Whether a broker has said that the topic is there, since this was asked last.
+    pub fn is_there(&self, topic: &str) -> bool {
+        self.there.lock().expect("no panic while it is held").remove(topic)
+    }
+
     fn ask_all(&self, ring: &Ring) {
         while let Some((topic, producer)) = self.next() {
             let Some(producer) = producer.upgrade() else { continue };
@@ -85,6 +92,13 @@ impl Inquiries {
                 of.error().is_some() || of.partitions().iter().any(without_leader)
             };
             let in_trouble = metadata.topics().iter().any(|of| of.name() == topic && in_trouble(of));
+            let there = |of: &MetadataTopic| of.name() == topic && of.error().is_none() && !of.partitions().is_empty();
+            if metadata.topics().iter().any(there) {
+                let mut there = self.there.lock().expect("no panic while it is held");
+                if there.len() < WAITING_MAX {
+                    there.insert(topic.clone());
+                }
+            }
             let mut answers = self.answers.lock().expect("no panic while it is held");
             if answers.len() < WAITING_MAX {
                 answers.push(Answer { topic, in_trouble });

@@ -85,12 +85,13 @@ impl KafkaPublisher {
     /// # Errors
     /// When a client cannot be made: the properties contradict each other or the system is out of threads.
     pub fn new(properties: Properties, ring: Ring, caretaker: Caretaker) -> Result<Self, String> {
-        let client = Client::new(&properties, &ring, caretaker.lines(), Requests::Shared)?;
+        let inquiries = Arc::default();
+        let client = Client::new(&properties, &ring, caretaker.lines(), &inquiries, Requests::Shared)?;
         let contact = Contact::default();
         contact.is_now(&client.producer);
         let current = Some(client);
         // A new client waits half a second for its producer id, and batches wait for their suspects.
-        let apart = Some(Client::new(&properties, &ring, caretaker.lines(), Requests::OneRow)?);
+        let apart = Some(Client::new(&properties, &ring, caretaker.lines(), &inquiries, Requests::OneRow)?);
         Ok(Self {
             properties,
             ring,
@@ -101,7 +102,7 @@ impl KafkaPublisher {
             apart,
             suspects: VecDeque::new(),
             given_up: Vec::new(),
-            inquiries: Arc::default(),
+            inquiries,
             contact,
         })
     }
@@ -130,8 +131,9 @@ impl KafkaPublisher {
         match place {
             Some(client) => Ok(client),
             place => {
-                let client = Client::new(&self.properties, &self.ring, self.caretaker.lines(), requests)
-                    .map_err(|reason| report::publish_error(Class::Stop, reason))?;
+                let client =
+                    Client::new(&self.properties, &self.ring, self.caretaker.lines(), &self.inquiries, requests)
+                        .map_err(|reason| report::publish_error(Class::Stop, reason))?;
                 if requests == Requests::Shared {
                     self.contact.is_now(&client.producer);
                 }
@@ -285,6 +287,7 @@ struct Client {
     /// Rows handed over whose report has not been collected.
     outstanding: usize,
     made_at: Instant,
+    inquiries: Arc<Inquiries>,
 }
 
 fn make(properties: &Properties, ear: Ear, requests: Requests) -> Result<BaseProducer<Callbacks>, String> {
@@ -310,10 +313,17 @@ pub(super) fn client_for_a_trial(
 }
 
 impl Client {
-    fn new(properties: &Properties, ring: &Ring, lines: Lines, requests: Requests) -> Result<Self, String> {
+    fn new(
+        properties: &Properties,
+        ring: &Ring,
+        lines: Lines,
+        inquiries: &Arc<Inquiries>,
+        requests: Requests,
+    ) -> Result<Self, String> {
         let producer = make(properties, Ear::Log(lines), requests)?;
         let queue = MainQueue::of(&producer, ring);
-        Ok(Self { queue, producer: Arc::new(producer), outstanding: 0, made_at: Instant::now() })
+        let inquiries = inquiries.clone();
+        Ok(Self { queue, producer: Arc::new(producer), outstanding: 0, made_at: Instant::now(), inquiries })
     }
 
     fn send(&mut self, flight: FlightId, index: u32, message: &Message<'_>) -> Sent {
@@ -341,10 +351,7 @@ impl Client {
             Err((error, record)) => {
                 let context = self.producer.context();
                 context.doubt(&error, record.topic);
-                match report::verdict(&error) {
-                    Verdict::Row(error) => Sent::Refused(error),
-                    Verdict::Client(reason) => Sent::Refused(self.broke(reason)),
-                }
+                Sent::Refused(self.judge(report::verdict(&error, record.topic)))
             }
         }
     }
@@ -365,14 +372,25 @@ impl Client {
             let outcome = match delivery {
                 Delivery::Appended => Ok(()),
                 Delivery::Supposed | Delivery::Overtook => Err(PublishError::GivenUp),
-                Delivery::Failed(Verdict::Row(error)) => Err(error),
-                Delivery::Failed(Verdict::Client(reason)) => Err(self.broke(reason)),
+                Delivery::Failed(verdict) => Err(self.judge(verdict)),
                 Delivery::Suspected(suspect) => {
                     suspects.push_back(*suspect);
                     continue;
                 }
             };
             reports.push(report_of(opaque, outcome));
+        }
+    }
+
+    fn judge(&self, verdict: Verdict) -> PublishError {
+        match verdict {
+            Verdict::Row(error) => error,
+            // The look-up that is due now says whether the topic is there; until then it is not the row's fault.
+            Verdict::NoPartition { topic, told } => {
+                let class = if self.inquiries.is_there(&topic) { Class::Park } else { Class::BackOffTopic };
+                report::publish_error(class, told)
+            }
+            Verdict::Client(reason) => self.broke(reason),
         }
     }
 
@@ -614,7 +632,7 @@ impl ProducerContext for Callbacks {
             Err((error, message)) => {
                 self.doubt(error, message.topic());
                 // What the broker said of the row is not asked for: this librdkafka (2.12.1) has freed the text by now.
-                (message, Delivery::Failed(report::verdict(error)))
+                (message, Delivery::Failed(report::verdict(error, message.topic())))
             }
         };
         if !matches!(delivery, Delivery::Appended) && collected.stuck.0.len() < STUCK_MAX && in_order {
@@ -762,6 +780,30 @@ mod tests {
         assert!(!stuck.is_before((2, 7), 6) && !stuck.is_before((1, 8), 6));
         stuck.note((1, 7), 3);
         assert!(stuck.is_before((1, 7), 4));
+    }
+
+    #[test]
+    fn a_missing_partition_is_the_rows_fault_only_once_a_broker_has_said_that_the_topic_is_there() {
+        let (_cluster, mut publisher) = publisher_on_a_mock(&[]);
+        let mut batch = Batch::default();
+        batch.push(&Message { partition: Some(9), ..message(None) });
+        let mut flight = 0;
+        let mut try_it = |publisher: &mut KafkaPublisher| {
+            flight += 1;
+            let refused = publisher.submit(flight, &batch, 0).refused;
+            refused.unwrap_or_else(|| {
+                let report = collect(publisher, 1).pop().expect("one report");
+                report.outcome.expect_err("there is no such partition")
+            })
+        };
+        let first = try_it(&mut publisher);
+        assert!(matches!(first, PublishError::Topic(_)), "it may have been deleted: {first:?}");
+        wait_until(|| {
+            publisher.collect(&mut Vec::new());
+            publisher.inquiries.is_quiet()
+        });
+        let second = try_it(&mut publisher);
+        assert!(matches!(second, PublishError::Invalid(_)), "{second:?}");
     }
 
     #[test]

@@ -11,12 +11,19 @@ use super::errors::{self, Blame, Class};
 pub(super) enum Verdict {
     /// Concerns the row only.
     Row(PublishError),
+    /// The topic has no such partition, if it is there at all: of a topic that was deleted the client says the same.
+    NoPartition {
+        /// The topic.
+        topic: String,
+        /// What is told of it.
+        told: String,
+    },
     /// The client is beyond repair; the row is without fault.
     Client(String),
 }
 
 /// Classes an error by the table of [`errors`].
-pub(super) fn verdict(error: &KafkaError) -> Verdict {
+pub(super) fn verdict(error: &KafkaError, topic: &str) -> Verdict {
     let Some(code) = error.rdkafka_error_code() else {
         return Verdict::Row(publish_error(Class::Retry, error.to_string()));
     };
@@ -28,6 +35,9 @@ pub(super) fn verdict(error: &KafkaError) -> Verdict {
         return Verdict::Row(PublishError::GivenUp);
     }
     let told = errors::tell(code, None);
+    if code == RDKafkaErrorCode::UnknownPartition {
+        return Verdict::NoPartition { topic: topic.to_owned(), told };
+    }
     match errors::class(code) {
         Class::Rebuild => Verdict::Client(told),
         class => Verdict::Row(publish_error(class, told)),
@@ -82,7 +92,7 @@ mod tests {
     use super::*;
 
     fn verdict_of(code: RDKafkaErrorCode) -> Verdict {
-        verdict(&KafkaError::MessageProduction(code))
+        verdict(&KafkaError::MessageProduction(code), "t")
     }
 
     #[test]

@@ -15,8 +15,6 @@ use super::ports::FlightId;
 
 /// Most rows of a bucket that are held for their own sake. Beyond that their topic is held as a whole.
 pub(super) const HOLDS_MAX: usize = if cfg!(test) { 20 } else { 1000 };
-/// Most bytes of their topics and keys.
-const HELD_BYTES_MAX: usize = 4 << 20;
 
 /// The holds of a bucket, by the id of their first rows.
 #[derive(Debug, Default)]
@@ -25,7 +23,6 @@ pub(super) struct Holds {
     units: BTreeMap<Unit<'static>, i64>,
     /// How many are whole topics.
     topics: usize,
-    bytes: usize,
 }
 
 /// A refused row and what waits for it.
@@ -72,7 +69,7 @@ impl Holds {
 
     /// Whether there is no room for another that is not a whole topic.
     pub fn full(&self) -> bool {
-        self.holds.len() - self.topics >= HOLDS_MAX || self.bytes >= HELD_BYTES_MAX
+        self.holds.len() - self.topics >= HOLDS_MAX
     }
 
     /// Whether there is no room for another topic: then the bucket has to wait.
@@ -87,7 +84,6 @@ impl Holds {
         }
         self.end(first);
         self.topics += usize::from(hold.unit.is_topic());
-        self.bytes += hold.unit.bytes();
         self.units.insert(hold.unit.clone(), first);
         self.holds.insert(first, hold);
     }
@@ -97,7 +93,6 @@ impl Holds {
         let hold = self.holds.remove(&first)?;
         self.units.remove(&hold.unit);
         self.topics -= usize::from(hold.unit.is_topic());
-        self.bytes -= hold.unit.bytes();
         Some(hold)
     }
 
@@ -228,8 +223,5 @@ mod tests {
         assert!(holds.full());
         holds.end(0);
         assert!(!holds.full());
-        let long = vec![0; HELD_BYTES_MAX];
-        holds.begin(0, hold(Unit::of(&Message { key: Some(&long), ..row(0, "t", None) })));
-        assert!(holds.full());
     }
 }

@@ -37,7 +37,7 @@ use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
 use crate::policy::TopicRule;
-use crate::repeats::Repeats;
+use crate::repeats::{Budget, Repeats};
 use crate::settings::{Contradiction, Settings};
 use crate::window::Window;
 
@@ -101,6 +101,7 @@ pub struct Relay<S, P, C, B> {
     refused_altogether: u32,
     /// What was said already: refused messages by topic, failed reads by bucket, failed turns by their error.
     refusals: Repeats<(String, Told)>,
+    topic_lines: Budget,
     unreadable: Repeats<Bucket>,
     failed_turns: Repeats<String>,
     spare: Vec<Batch>,
@@ -157,6 +158,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             misconfigured: None,
             refused_altogether: 0,
             refusals: Repeats::default(),
+            topic_lines: Budget::default(),
             unreadable: Repeats::default(),
             failed_turns: Repeats::default(),
             spare: Vec::new(),

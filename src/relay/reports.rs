@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
+use crate::clock::Time;
 use crate::message::Batch;
 use crate::order::{Part, Unit};
 use crate::policy::{self, Next, Policy};
@@ -256,13 +257,26 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         Some(Failure { bucket, id, unit, attempts, error, failing_for, wait })
     }
 
+    /// Whether something may be said of a topic now, and a sentence on what was not said before.
+    fn may_say(&mut self, topic: &str, told: Told, now: Time) -> Option<String> {
+        let unsaid = self.refusals.note((topic.to_owned(), told), now)?;
+        let of_others = self.topic_lines.spend(now)?;
+        let mut words = String::new();
+        if unsaid > 0 {
+            words += &format!(" Not told since the last such line: {unsaid}.");
+        }
+        if of_others > 0 {
+            words += &format!(" Lines about topics that were left out: {of_others}.");
+        }
+        Some(words)
+    }
+
     fn say_published(&mut self, bucket: Bucket, id: i64, hold: &Hold, sent_to: &str) {
         let now = self.clock.now();
         let topic = hold.topic();
         let told = if sent_to != topic { Told::DeadLettered } else { Told::Published };
-        let Some(unsaid) = self.refusals.note((topic.to_owned(), told), now) else { return };
+        let Some(unsaid) = self.may_say(topic, told, now) else { return };
         let attempts = hold.attempts;
-        let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
         let detail = format!("Bucket {bucket}, id {id}, failed attempts: {attempts}.{unsaid}");
         if told == Told::DeadLettered {
             info!(detail, "a message to topic \"{topic}\" is published to dead-letter topic \"{sent_to}\"");
@@ -280,9 +294,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             None => Told::Parked,
             Some(_) => Told::Refused,
         };
-        let Some(unsaid) = self.refusals.note((hold.topic().to_owned(), told), now) else { return };
+        let Some(unsaid) = self.may_say(hold.topic(), told, now) else { return };
         let (topic, attempts, error) = (hold.topic(), hold.attempts, &hold.error);
-        let unsaid = if unsaid > 0 { format!(" Not told since the last such line: {unsaid}.") } else { String::new() };
         let detail = format!("Bucket {bucket}, id {id}, attempt {attempts}: {error}.{unsaid}");
         match told {
             Told::Topic => warn!(

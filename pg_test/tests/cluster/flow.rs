@@ -25,6 +25,9 @@ pub fn trials() -> Vec<Trial> {
             bucket_waits_where_its_topic_blocks,
             paused_topic_waits_through_a_restart_and_others_flow,
             missing_topic_costs_one_line_a_minute_and_holds_up_itself_only,
+            many_missing_topics_cost_a_bounded_number_of_lines,
+            deleted_topic_parks_nothing_though_partitions_were_given,
+            call_of_an_operator_that_is_left_open_on_a_failing_message_stops_nothing_else,
     ]
 }
 
@@ -321,4 +324,79 @@ fn missing_topic_costs_one_line_a_minute_and_holds_up_itself_only(scene: &mut Sc
     }
     ensure!(arrived == wanted, "not all arrived once and in order");
     Ok(())
+}
+
+fn many_missing_topics_cost_a_bounded_number_of_lines(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("WARNING:");
+    let mut client = scene.start(&[("outbox_relay.error_backoff", "100ms")])?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let (free, missing) = (scene.topic(1)?, scene.topic_name());
+    client.execute(
+        "select outbox.enqueue($1::text || '-' || n, 'key-' || n, 'too early') from generate_series(1, 200) n",
+        &[&missing],
+    )?;
+    wait::until_true("all are known to be missing", PATIENCE, || {
+        Ok(client.query_one("select count(*) = 200 from outbox.failure where kind = 'topic'", &[])?.get(0))
+    })?;
+    for key in 0..8 {
+        enqueue(&mut client, &free, &format!("key-{key}"), "flows")?;
+    }
+    scene.follow(&free)?.take(8, PATIENCE).context("another topic does not flow")?;
+    let lines = scene.cluster.log()?.lines_with("takes no messages").count();
+    ensure!((1..=20).contains(&lines), "{lines} lines tell of topics");
+    Ok(())
+}
+
+fn deleted_topic_parks_nothing_though_partitions_were_given(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("WARNING:");
+    let mut client = scene.start(&[("outbox_relay.max_attempts", "1"), ("outbox_relay.park_patience", "0")])?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let topic = scene.topic(3)?;
+    let enqueue_all =
+        "select outbox.enqueue($1::text, 'key-' || n, 'v', partition => n % 3) from generate_series(1, 30) n";
+    client.execute(enqueue_all, &[&topic])?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.broker.delete_topic(&topic)?;
+    client.execute(enqueue_all, &[&topic])?;
+    wait::until_true("the topic is known to be gone", PATIENCE, || {
+        let gone = "select count(*) > 0 and bool_and(attempts > 2 and kind = 'topic') from outbox.failure";
+        Ok(client.query_one(gone, &[])?.get(0))
+    })?;
+    let parked: i64 = client.query_one("select count(*) from outbox.failure where parked_at is not null", &[])?.get(0);
+    ensure!(parked == 0, "{parked} messages are parked");
+    scene.broker.create_topic(&topic, 3, &[])?;
+    wait_until_published(&mut client, PATIENCE)?;
+    ensure!(scene.follow(&topic)?.count()? == 30, "not all arrived once");
+    Ok(())
+}
+
+fn call_of_an_operator_that_is_left_open_on_a_failing_message_stops_nothing_else(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("takes no messages");
+    let mut client = scene.start(&[("outbox_relay.error_backoff", "100ms")])?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    let (free, missing) = (scene.topic(1)?, scene.topic_name());
+    enqueue(&mut client, &missing, "key", "too early")?;
+    let attempts = |client: &mut Client| -> Result<i32> {
+        Ok(client.query_opt("select attempts from outbox.failure", &[])?.map_or(0, |row| row.get(0)))
+    };
+    wait::until_true("it was refused", PATIENCE, || Ok(attempts(&mut client)? > 1))?;
+    let mut operator = scene.session()?;
+    let mut open = operator.transaction()?;
+    open.execute("select outbox.retry_now($1)", &[&missing])?;
+    let (since, before) = (Instant::now(), attempts(&mut client)?);
+    let mut consumer = scene.follow(&free)?;
+    // Longer than the wait for the next attempt, which is to be noted meanwhile.
+    while since.elapsed() < Duration::from_secs(6) {
+        for key in 0..8 {
+            enqueue(&mut client, &free, &format!("key-{key}"), "flows")?;
+        }
+        let round = Instant::now();
+        consumer.take(8, PATIENCE)?;
+        ensure!(round.elapsed() < Duration::from_secs(1), "others waited {:?}", round.elapsed());
+    }
+    ensure!(attempts(&mut client)? == before, "a note that is locked was changed");
+    open.commit()?;
+    wait::until_true("attempts are noted again", PATIENCE, || Ok(attempts(&mut client)? > before))?;
+    scene.broker.create_topic(&missing, 1, &[])?;
+    wait_until_published(&mut client, PATIENCE)
 }
