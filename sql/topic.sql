@@ -208,6 +208,8 @@ create function outbox.pause_topic(topic text, reason text default null) returns
 as $$
 declare
     old outbox.topic;
+    -- A blank one is none.
+    why text := nullif(btrim(pause_topic.reason), '');
 begin
     old := outbox.lock_topic(pause_topic.topic);
     if old.paused_at is not null then
@@ -218,12 +220,12 @@ begin
             hint = 'Call outbox.resume_topic() first to pause it for another reason.';
     end if;
     update outbox.topic t
-    set paused_at = clock_timestamp(), pause_reason = pause_topic.reason
+    set paused_at = clock_timestamp(), pause_reason = why
     where t.topic = pause_topic.topic;
     perform outbox.unlock_topic(pause_topic.topic);
     raise log using
         message = format('topic "%s" is paused at commit', pause_topic.topic),
-        detail = format('Called by role "%s"; reason: %s', session_user, coalesce(pause_topic.reason, 'none given'));
+        detail = format('Called by role "%s"; reason: %s', session_user, coalesce(why, 'none given'));
     return format(
         'topic "%s" is paused from commit on; its messages are accepted and kept, and what is on its way may still arrive',
         pause_topic.topic

@@ -315,8 +315,8 @@ pub fn kafka_properties() -> Result<Option<Properties>, String> {
     let file = if path.is_empty() { Properties::new() } else { read_file(&path)? };
     let all = properties::effective(&bootstrap_servers, &setting, &file);
     kafka::check_properties(&all).map_err(|(name, reason)| {
-        // The client's words hold the value.
-        if file.contains_key(&name) {
+        // The client's words hold the value, unless it does not know the name.
+        if file.contains_key(&name) && !reason.contains("No such configuration property") {
             format!("The value of \"{name}\" in file \"{path}\" is not valid.")
         } else {
             reason
