@@ -96,7 +96,7 @@ fn rolling_restart_and_leader_elections_go_unnoticed(scene: &mut Scene) -> Resul
 }
 
 /// Once the brokers have agreed on new leaders. What is on its way to the old one must be overdue first, which takes 10 s.
-const AFTER_ELECTION: Duration = Duration::from_secs(15);
+const AFTER_ELECTION: Duration = Duration::from_secs(20);
 
 fn messages_go_on_while_one_of_three_brokers_is_dead(scene: &mut Scene) -> Result<()> {
     messages_go_on_without_one(scene, |brokers, id| brokers.member(id)?.kill())
@@ -111,6 +111,8 @@ fn messages_go_on_without_one(scene: &mut Scene, take: fn(&Brokers, i32) -> Resu
     let mut client = scene.start(&[])?;
     let topic = scene.topic(PARTITIONS)?;
     let load = start_load(scene, &topic)?;
+    // Or it is the first request of the client that goes to the victim, and is given up only after 10 s.
+    wait_until_present_is_published(&mut client, PATIENCE)?;
     let leaders = scene.brokers()?.leaders(&topic)?;
     let victim = *leaders.first().context("the topic has no partition")?;
     let gone = Instant::now();

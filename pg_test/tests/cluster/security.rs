@@ -316,7 +316,7 @@ fn topic_without_permission_waits_alone_until_it_is_granted(scene: &mut Scene) -
         Ok(row.map_or(Seen::NotYet("no row".into()), |row| Seen::Reached(row.get(0))))
     })?;
     ensure!(error.contains("TOPIC_AUTHORIZATION_FAILED"), "{error}");
-    ensure!(messages(&mut client)? == values.len() as i64, "others wait too");
+    wait::until_true("only its messages wait", PATIENCE, || Ok(messages(&mut client)? == values.len() as i64))?;
 
     allow_writing(&secured.broker.bootstrap(), SCRAM_512.name, &forbidden)?;
     let since = Instant::now();
