@@ -98,7 +98,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if !failed.is_empty()
             && let Some(notes) = self.store.failure_notes()
         {
-            notes.note_failures(&failed)?;
+            notes.note_failures(&failed).inspect_err(|_| {
+                // What is noted counts, for that is what an operator sees: it is read again, and tried again by that.
+                self.unread.extend(failed.iter().map(|failure| failure.bucket));
+            })?;
         }
         match self.misconfigured.take() {
             Some(reason) => self.wait_with_everything(&reason),

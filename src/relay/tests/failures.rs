@@ -81,6 +81,15 @@ fn a_parked_message_stays_parked_with_the_next_owner_until_an_operator_acts() {
 }
 
 #[test]
+fn a_message_whose_parking_could_not_be_noted_is_tried_again_and_noted_then() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
+    simulation.world.database.hinder(Verb::NoteFailures, at(1)..at(3), Hindrance::Fails(Failing::BeforeEffect));
+    let world = simulation.run(at(20));
+    assert_eq!(world.database.failures[&(0, 1)].failure.wait, None, "an operator sees that it is parked");
+}
+
+#[test]
 fn an_outage_counts_for_nothing() {
     let mut simulation = alone();
     simulation.settings.patience = Patience { max_attempts: 1, park_patience: secs(0) };
