@@ -1,9 +1,13 @@
 -- Waits for nobody: a note that an operator has locked, or is about to remove, is left to him, and comes with the next attempt.
 -- parked_at tells since when nobody tries any more: the relay gives no time of a next attempt ($6 is null) once it parks.
-with unlocked as (
+-- The lease ($7, $8) must still hold: the notes of the new owner count.
+with held as (
+    select from outbox.lease l
+    where l.bucket = $1 and l.relay_id = $7 and l.token = $8
+), unlocked as (
     select f.bucket, f.id
     from outbox.failure f
-    where f.bucket = $1 and f.id = $2
+    where f.bucket = $1 and f.id = $2 and exists (select from held)
     for update skip locked
 ), renewed as (
     update outbox.failure f
@@ -20,5 +24,6 @@ insert into outbox.failure (bucket, id, kind, attempts, error, next_try_at, park
 select $1, $2, $3, $4, $5,
        pg_catalog.clock_timestamp() + pg_catalog.make_interval(secs => coalesce($6, 0)),
        case when $6 is null then pg_catalog.clock_timestamp() end
+from held
 where not exists (select from outbox.failure f where f.bucket = $1 and f.id = $2)
 on conflict do nothing

@@ -71,7 +71,7 @@ statements! {
     acknowledge_range(INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
     acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
     holds_lease(INT4OID, TEXTOID, INT8OID),
-    note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID),
+    note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID, TEXTOID, INT8OID),
     end_failures(INT4OID, INT8ARRAYOID),
     failures(INT4ARRAYOID),
     topic_rules(),
@@ -408,12 +408,12 @@ impl Renewal for PgStore {
 }
 
 impl FailureNotes for PgStore {
-    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
-        if let Some(latest) = failures.last() {
+    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
+        if let Some((_, latest)) = failures.last() {
             self.slot.note_error(&latest.error, now());
         }
         self.must(c"noting failures", |session| {
-            for failure in failures {
+            for (lease, failure) in failures {
                 let args = [
                     arg(failure.bucket as i32),
                     arg(failure.id),
@@ -421,6 +421,8 @@ impl FailureNotes for PgStore {
                     arg(i32::try_from(failure.attempts).unwrap_or(i32::MAX)),
                     arg(failure.error.as_str()),
                     arg(failure.wait.map(|wait| wait.as_secs_f64())),
+                    self.me(),
+                    arg(lease.token),
                 ];
                 self.statements.note_failure.run(session, &args);
             }

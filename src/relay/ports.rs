@@ -111,12 +111,12 @@ pub trait Ownership {
 /// Refused messages, remembered over restarts and changes of owner. Without it the waits of a refused message begin anew
 /// with each owner.
 pub trait FailureNotes {
-    /// Notes messages that were refused, for the next owner and for the operator; a later note of a message replaces the
-    /// earlier.
+    /// Notes messages that were refused, for the next owner and for the operator, each where the lease still holds under which
+    /// it was tried; a later note of a message replaces the earlier. What is not noted for want of the lease is no error.
     ///
     /// # Errors
     /// As [`StoreError`] says.
-    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError>;
+    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError>;
 
     /// What is noted of these buckets, of messages that still exist, by bucket and id.
     ///

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
+use crate::lease::Lease;
 use crate::message::Batch;
 use crate::order::{Part, Unit};
 use crate::policy::{self, Next, Policy};
@@ -100,7 +101,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         {
             notes.note_failures(&failed).inspect_err(|_| {
                 // What is noted counts, for that is what an operator sees: it is read again, and tried again by that.
-                self.unread.extend(failed.iter().map(|failure| failure.bucket));
+                self.unread.extend(failed.iter().map(|(lease, _)| lease.bucket));
             })?;
         }
         match self.misconfigured.take() {
@@ -130,7 +131,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// Ends a flight, and adds what is to be noted of refused rows.
-    fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<Failure>) {
+    fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<(Lease, Failure)>) {
         let mut flight = self.flights.remove(&id).expect("only flights that exist are ended");
         self.window.remove(flight.batch.len(), flight.batch.bytes());
         let bucket = flight.lease.bucket;
@@ -157,7 +158,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// The attempt with a refused row has ended.
-    fn land_retry(&mut self, bucket: Bucket, first: i64, flight: &mut Flight) -> Option<Failure> {
+    fn land_retry(&mut self, bucket: Bucket, first: i64, flight: &mut Flight) -> Option<(Lease, Failure)> {
         let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
         let hold = lane.holds.get_mut(first)?;
         hold.flight = None;
@@ -193,7 +194,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// A row was refused: its unit, or its topic, waits until it gets through.
-    fn refused(&mut self, refusal: Refusal) -> Option<Failure> {
+    fn refused(&mut self, refusal: Refusal) -> Option<(Lease, Failure)> {
         let Refusal { bucket, id, mut unit, letter_to, error } = refusal;
         let passing = matches!(error, PublishError::Transient(_));
         let (mut error, counts) = match error {
@@ -253,11 +254,12 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             lane.release(id);
         }
         lane.holds.begin(id, hold);
+        let lease = lane.lease;
         if let Some(freed) = freed {
             // The topic takes messages, only not this one.
             self.topic_goes_on(freed.topic());
         }
-        Some(Failure { bucket, id, unit, attempts, error, failing_for, wait })
+        Some((lease, Failure { bucket, id, unit, attempts, error, failing_for, wait }))
     }
 
     /// Whether something may be said of a topic now, and a sentence on what was not said before.

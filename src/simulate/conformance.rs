@@ -193,7 +193,7 @@ impl Ownership for Actor {
 }
 
 impl FailureNotes for Actor {
-    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
+    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
         self.sit(|seat| seat.note_failures(failures))
     }
 

@@ -785,10 +785,11 @@ impl Renewal for Seat<'_> {
 }
 
 impl FailureNotes for Seat<'_> {
-    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
-        self.call(Verb::NoteFailures, |world, _| {
+    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
+        self.call(Verb::NoteFailures, |world, relay| {
             let now = world.database_now();
-            let rows = failures.iter().map(|failure| {
+            let held: Vec<_> = failures.iter().filter(|(lease, _)| world.database.holds(relay, *lease)).collect();
+            let rows = held.into_iter().map(|(_, failure)| {
                 let row = (failure.bucket, failure.id);
                 let before = world.database.failures.get(&row).map(|before| before.first_failed_at);
                 let noted = Noted {

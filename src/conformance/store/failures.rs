@@ -46,6 +46,27 @@ pub fn a_later_note_replaces_the_earlier(fixture: &mut dyn StoreFixture) -> Outc
     Ok(())
 }
 
+/// Who does not know yet that it has lost a bucket must not overwrite what the new owner has noted.
+///
+/// # Errors
+/// As [`Unmet`] says.
+pub fn a_note_under_a_lost_lease_changes_nothing(fixture: &mut dyn StoreFixture) -> Outcome {
+    let (mut fleet, batch) = begin(fixture)?;
+    let parked = Failure { wait: None, ..failure(&fleet, &batch, 0, 2, "refused") };
+    let lost = fleet.lease("a", 1)?;
+    fleet.pass(1.5);
+    fleet.acquire("b")?;
+    let theirs = (fleet.lease("b", 1)?, parked.clone());
+    fleet.notes("b")?.note_failures(&[theirs]).map_err(|error| failed("note_failures", &error))?;
+    for index in [0, 1] {
+        let late = (lost, failure(&fleet, &batch, index, 1, "refused"));
+        fleet.notes("a")?.note_failures(&[late]).map_err(|error| failed("note_failures", &error))?;
+    }
+    let told: Vec<_> = read(&mut fleet, "b", &[1])?.iter().map(|failure| (failure.id, failure.wait)).collect();
+    ensure!(told == [(parked.id, None)], "only the owner's note counts, read is {told:?}");
+    Ok(())
+}
+
 /// Every one of them holds something up; notes of messages that are gone mean nothing.
 ///
 /// # Errors
@@ -174,8 +195,8 @@ fn wait_left(fleet: &mut Fleet<'_>) -> Result<Duration, Unmet> {
 }
 
 fn note(fleet: &mut Fleet<'_>, failure: &Failure) -> Outcome {
-    let failures = std::slice::from_ref(failure);
-    fleet.notes("a")?.note_failures(failures).map_err(|error| failed("note_failures", &error))
+    let noted = (fleet.lease("a", failure.bucket)?, failure.clone());
+    fleet.notes("a")?.note_failures(&[noted]).map_err(|error| failed("note_failures", &error))
 }
 
 fn read(fleet: &mut Fleet<'_>, relay: &str, buckets: &[Bucket]) -> Result<Vec<Failure>, Unmet> {

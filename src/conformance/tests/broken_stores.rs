@@ -60,6 +60,7 @@ pub(super) enum Fault {
     LetsTheStoppedClaim,
     FreesBeforeItMarks,
     NotesForItselfOnly,
+    NotesWithoutALease,
     KeepsTheFirstNote,
     TellsTheLastNote,
     TellsNotesOfWhatIsGone,
@@ -71,7 +72,7 @@ pub(super) enum Fault {
 }
 
 /// Each fault with a rule that must notice it; others may notice it too.
-const CAUGHT_BY: [(Fault, &str); 62] = [
+const CAUGHT_BY: [(Fault, &str); 63] = [
     (Fault::LeavesABucketOut, "a_relay_alone_takes_every_bucket"),
     (Fault::HandsNothingBack, "two_relays_share_within_two_rounds"),
     (Fault::SharesByCeiling, "shares_differ_by_one_at_most"),
@@ -125,6 +126,7 @@ const CAUGHT_BY: [(Fault, &str); 62] = [
     (Fault::CountsTheReleased, "a_released_relay_does_not_count"),
     (Fault::LetsTheStoppedClaim, "a_claim_after_the_release_is_refused"),
     (Fault::FreesBeforeItMarks, "a_release_marks_the_relay_before_it_frees"),
+    (Fault::NotesWithoutALease, "a_note_under_a_lost_lease_changes_nothing"),
     (Fault::NotesForItselfOnly, "a_noted_failure_is_read_by_the_next_owner"),
     (Fault::KeepsTheFirstNote, "a_later_note_replaces_the_earlier"),
     (Fault::TellsTheLastNote, "all_noted_messages_that_still_exist_count"),

@@ -586,8 +586,13 @@ impl Ownership for MemoryStore {
 }
 
 impl FailureNotes for MemoryStore {
-    fn note_failures(&mut self, failures: &[Failure]) -> Result<(), StoreError> {
-        failures.iter().for_each(|failure| self.storage.borrow_mut().note(&self.relay, failure));
+    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
+        let mut storage = self.storage.borrow_mut();
+        for (lease, failure) in failures {
+            if storage.holds(&self.relay, *lease) || storage.is(Fault::NotesWithoutALease) {
+                storage.note(&self.relay, failure);
+            }
+        }
         Ok(())
     }
 
