@@ -8,6 +8,7 @@
 //! topic acts. `park_key`: the message waits for an operator, and with it the later ones of its key. `dead_letter`: it is
 //! published to another topic. `block`: it is tried for ever, and its whole bucket waits behind it.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// What an operator has laid down for a topic; the default where nothing is.
@@ -19,6 +20,36 @@ pub struct TopicRule {
     pub max_attempts: Option<u32>,
     /// Nothing is published to it for now.
     pub paused: bool,
+}
+
+/// The rules of all topics.
+#[derive(Debug, Default)]
+pub struct Rules {
+    named: BTreeMap<String, TopicRule>,
+    /// Of all others.
+    default: TopicRule,
+    paused: BTreeSet<String>,
+}
+
+impl Rules {
+    /// These topics have rules of their own.
+    #[must_use]
+    pub fn new(named: BTreeMap<String, TopicRule>) -> Self {
+        let paused = named.iter().filter(|(_, rule)| rule.paused).map(|(topic, _)| topic.clone()).collect();
+        Self { named, paused, default: TopicRule::default() }
+    }
+
+    /// The rule of a topic.
+    #[must_use]
+    pub fn of(&self, topic: &str) -> &TopicRule {
+        self.named.get(topic).unwrap_or(&self.default)
+    }
+
+    /// The topics to which nothing is published for now.
+    #[must_use]
+    pub fn paused(&self) -> &BTreeSet<String> {
+        &self.paused
+    }
 }
 
 /// What to do with a message that was refused for good.

@@ -134,8 +134,13 @@ fn check_partition(number: i32, topic: pg_sys::Datum, partitions: &mut KnownPart
     }
 }
 
+/// A partition argument, outside of the checks of a whole message.
+pub fn partition_argument(datum: Option<pg_sys::Datum>) -> Option<u32> {
+    datum.map(|datum| not_negative(datum.value() as i32).unwrap_or_else(|refusal| refusal.raise()))
+}
+
 /// A partition as the caller gave it.
-pub fn not_negative(number: i32) -> Result<u32, Refusal> {
+fn not_negative(number: i32) -> Result<u32, Refusal> {
     u32::try_from(number).map_err(|_| {
         Refusal::new(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,

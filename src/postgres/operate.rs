@@ -9,7 +9,7 @@ use crate::bucket::bucket_of;
 
 use super::bell;
 use super::enqueue_check::{
-    Given, Kind, KnownPartitions, Refusal, check, encode_given_headers, not_negative, uuid_bytes, varlena_bytes,
+    Given, Kind, KnownPartitions, check, encode_given_headers, partition_argument, uuid_bytes, varlena_bytes,
 };
 use super::enqueue_rows::{bucket_count, lock_schema};
 
@@ -42,8 +42,7 @@ super::sql_function! {
     /// outbox.new_place
     fn outbox_new_place / pg_finfo_outbox_new_place(function) {
         let key = function.argument(0).map(varlena_bytes);
-        let partition = function.argument(1).map(|datum| not_negative(datum.value() as i32));
-        let partition = partition.transpose().unwrap_or_else(|refusal: Refusal| refusal.raise());
+        let partition = partition_argument(function.argument(1));
         let message_id = uuid_bytes(function.argument(2).expect("a message has an id"));
         let schema = lock_schema();
         let bucket = bucket_of(partition, key, &message_id, bucket_count(schema));

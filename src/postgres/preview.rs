@@ -5,7 +5,7 @@ use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 
 use crate::bucket::{bucket_of, partition_of};
 
-use super::enqueue_check::{Kind, not_negative, to_bytea, uuid_bytes, varlena_bytes};
+use super::enqueue_check::{Kind, partition_argument, to_bytea, uuid_bytes, varlena_bytes};
 use super::{Function, enqueue_rows, raise, session};
 
 super::sql_function! {
@@ -53,8 +53,7 @@ fn partition_for(function: &Function, kind: Kind) -> pg_sys::Datum {
 
 fn bucket_for(function: &Function, kind: Kind) -> pg_sys::Datum {
     let key = function.argument(0).map(|datum| to_bytea(datum, kind));
-    let partition = function.argument(1).map(|datum| not_negative(datum.value() as i32));
-    let partition = partition.transpose().unwrap_or_else(|refusal| refusal.raise());
+    let partition = partition_argument(function.argument(1));
     let message_id = function.argument(2).map(uuid_bytes);
     if partition.is_none() && key.is_none() && message_id.is_none() {
         // A random id will decide.

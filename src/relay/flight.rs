@@ -22,7 +22,7 @@ pub(super) struct Flight {
     pub prefix: Prefix,
     /// The last report, or the start.
     pub heard: Time,
-    pub silence: Silence,
+    pub suspicion: Suspicion,
     /// The rows that were refused, and why.
     refusals: Vec<(usize, PublishError)>,
     /// Rows handed to the client, or refused by it at once.
@@ -33,7 +33,7 @@ pub(super) struct Flight {
 
 /// What was done about a flight of which nothing is heard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum Suspicion {
     Nothing,
     /// Brokers were asked for a sign of life; since when it is known that they live.
     Asked {
@@ -62,7 +62,7 @@ impl Flight {
             orphaned: false,
             prefix,
             heard: started,
-            silence: Silence::Nothing,
+            suspicion: Suspicion::Nothing,
             refusals: Vec::new(),
             submitted: 0,
             closed: false,
@@ -158,8 +158,8 @@ impl Flight {
 
     fn hears(&mut self, now: Time) {
         self.heard = now;
-        if matches!(self.silence, Silence::Asked { .. } | Silence::Lived { .. }) {
-            self.silence = Silence::Nothing;
+        if matches!(self.suspicion, Suspicion::Asked { .. } | Suspicion::Lived { .. }) {
+            self.suspicion = Suspicion::Nothing;
         }
     }
 

@@ -196,12 +196,8 @@ impl Lane {
                 more = true;
             }
         }
-        let held = |row: &crate::message::Message<'_>| {
-            (!paused.is_empty() && paused.contains(row.topic)) || self.holds.cover(row)
-        };
         if !broken(Rule::HeldRowsWait) {
-            let mut held = held;
-            self.passed_over += batch.retain(|row| !held(row));
+            self.passed_over += batch.retain(|row| !paused.contains(row.topic) && !self.holds.cover(row));
         }
         self.position = last;
         self.ready = more;

@@ -10,7 +10,7 @@ use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::lease::{Lease, LeaseTimes};
-use crate::policy::Policy;
+use crate::policy::{Policy, Rules};
 
 use super::Relay;
 use super::flight::Flight;
@@ -245,7 +245,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             for bucket in unread {
                 if let Some(lane) = self.lanes.get_mut(&bucket) {
                     let noted = failures.remove(&bucket).unwrap_or_default();
-                    let blocks = |topic: &str| self.topics.get(topic).is_some_and(|rule| rule.policy == Policy::Block);
+                    let blocks = |topic: &str| self.rules.of(topic).policy == Policy::Block;
                     lane.take_over(noted, now, blocks);
                 }
             }
@@ -256,10 +256,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     fn read_topic_rules(&mut self) -> Result<(), StoreError> {
         let Some(rules) = self.store.topic_rules() else { return Ok(()) };
-        self.topics = rules.topic_rules()?;
-        let paused = self.topics.iter().filter(|(_, rule)| rule.paused).map(|(topic, _)| topic.clone()).collect();
-        let before = mem::replace(&mut self.paused, paused);
-        if !before.is_subset(&self.paused) {
+        let before = mem::replace(&mut self.rules, Rules::new(rules.topic_rules()?));
+        if !before.paused().is_subset(self.rules.paused()) {
             self.lanes.values_mut().for_each(Lane::rescan);
         }
         Ok(())
@@ -267,9 +265,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// Frees the buckets above the share that have become quiet.
     pub(super) fn hand_back(&mut self) -> Result<(), StoreError> {
-        if self.lanes.values().all(|lane| !lane.leaving) || self.store.renewal().is_none() {
-            return Ok(());
-        }
         let waiting: Vec<FlightId> =
             self.lanes.values().filter(|lane| lane.leaving && lane.flight.is_none()).flat_map(Lane::retrying).collect();
         self.call_back_retries(&waiting);

@@ -11,8 +11,8 @@
 //! - a failed lease write suspends publishing, every other failure keeps the leases;
 //! - a refused row is tried alone with a growing wait; the later rows of its key wait behind it, everything else goes on.
 //!
-//! What a turn does is in files of its own: leases.rs, reports.rs, silence.rs, rows.rs; and how it all ends in stop.rs. How to run it
-//! over a storage of one's own, with a complete example: [`crate::custom_stores`].
+//! What a turn does is in files of its own: leases.rs, reports.rs, silence.rs, rows.rs; and how it all ends in stop.rs. How to
+//! run it over a storage of one's own, with a complete example: [`crate::custom_stores`].
 
 mod flight;
 mod holds;
@@ -36,7 +36,7 @@ use crate::backoff::Backoff;
 use crate::bucket::Bucket;
 use crate::clock::Time;
 use crate::message::Batch;
-use crate::policy::TopicRule;
+use crate::policy::Rules;
 use crate::repeats::{Budget, Repeats};
 use crate::settings::{Contradiction, Settings};
 use crate::window::Window;
@@ -90,11 +90,8 @@ pub struct Relay<S, P, C, B> {
     /// After a failed turn: do nothing before this.
     wait_until: Option<Time>,
     silence: Silence,
-    /// What operators have laid down for topics, and for all others.
-    topics: BTreeMap<String, TopicRule>,
-    default_rule: TopicRule,
-    /// The topics among them to which nothing is published for now.
-    paused: BTreeSet<String>,
+    /// What operators have laid down for topics.
+    rules: Rules,
     /// Why nothing can be published as it is set up, as a row was just refused for.
     misconfigured: Option<String>,
     /// How often in a row that was so.
@@ -152,9 +149,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             fruitless: 0,
             wait_until: None,
             silence,
-            topics: BTreeMap::new(),
-            default_rule: TopicRule::default(),
-            paused: BTreeSet::new(),
+            rules: Rules::default(),
             misconfigured: None,
             refused_altogether: 0,
             refusals: Repeats::default(),
@@ -244,8 +239,12 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let quiet_first =
             self.waits_for_quiet() && (self.leases_due().is_none_or(|due| due <= now) || !self.may_publish(now));
         let room = self.window.open(self.settings.window) && !quiet_first;
-        if let Some(at) =
-            self.lanes.values().filter_map(|lane| lane.waits_until(&self.paused)).filter(|at| room || *at > now).min()
+        if let Some(at) = self
+            .lanes
+            .values()
+            .filter_map(|lane| lane.waits_until(self.rules.paused()))
+            .filter(|at| room || *at > now)
+            .min()
         {
             until = until.min(at);
         }
@@ -266,7 +265,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             return (Wait::Broker, until);
         }
-        let held_up = self.lanes.values().any(|lane| lane.waits_until(&self.paused).is_some());
+        let held_up = self.lanes.values().any(|lane| lane.waits_until(self.rules.paused()).is_some());
         (if held_up { Wait::BackingOff } else { Wait::Idle }, until)
     }
 

@@ -228,7 +228,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             // The time with a topic that takes nothing is no attempt of the row's own.
             hold.attempts = hold.attempts.saturating_add(u32::from(counts || topic_fails));
         }
-        let rule = self.topics.get(hold.topic()).unwrap_or(&self.default_rule);
+        let rule = self.rules.of(hold.topic());
         hold.blocks = rule.policy == Policy::Block || lane.holds.full_of_topics();
         let tries = if topic_fails { hold.attempts.min(TOPIC_TRIES) } else { hold.attempts.max(1) };
         let failing_for = now.since(hold.since);
@@ -249,15 +249,15 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         }
         let (attempts, unit) = (hold.attempts, hold.unit.clone());
         let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
-        let freed = lane.holds.get(id).filter(|before| before.unit.is_topic() && !topic_fails).cloned();
-        if freed.is_some() {
+        // The topic takes messages, only not this one.
+        let freed = !topic_fails && lane.holds.get(id).is_some_and(|before| before.unit.is_topic());
+        if freed {
             lane.release(id);
         }
         lane.holds.begin(id, hold);
         let lease = lane.lease;
-        if let Some(freed) = freed {
-            // The topic takes messages, only not this one.
-            self.topic_goes_on(freed.topic());
+        if freed {
+            self.topic_goes_on(&unit.topic);
         }
         Some((lease, Failure { bucket, id, unit, attempts, error, failing_for, wait }))
     }

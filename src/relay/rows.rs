@@ -107,7 +107,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let (lane, now) = (&self.lanes[&bucket], self.clock.now());
         let batch = lane.can_start(now).then_some(Start::Batch);
         // Before the batch, which may begin in front of them.
-        let retries = lane.due(now, &self.paused, RETRIES_MAX).into_iter().map(Start::Retry);
+        let retries = lane.due(now, self.rules.paused(), RETRIES_MAX).into_iter().map(Start::Retry);
         retries.chain(batch).collect()
     }
 
@@ -151,7 +151,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.recycle(batch);
             return Ok(false);
         }
-        let more = lane.admit(&mut batch, more, &self.paused);
+        let more = lane.admit(&mut batch, more, self.rules.paused());
         if batch.is_empty() {
             // All of it waits. Behind it there may be something that need not, unless the store has begun anew because of a
             // commit that a bell is about to tell of.
@@ -199,7 +199,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn letter(&self, bucket: Bucket, first: i64, batch: Batch) -> Batch {
         let now = self.clock.now();
         let hold = self.lanes[&bucket].holds.get(first).expect("it is due");
-        let rule = self.topics.get(hold.topic()).unwrap_or(&self.default_rule);
+        let rule = self.rules.of(hold.topic());
         let failing_for = now.since(hold.since);
         let next = policy::next(rule, self.settings.patience, hold.attempts, failing_for);
         let Next::DeadLetter(topic) = next else { return batch };

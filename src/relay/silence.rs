@@ -11,10 +11,10 @@ use std::time::Duration;
 use crate::clock::Time;
 
 use super::Relay;
-use super::flight::{Flight, Silence};
+use super::flight::{Flight, Suspicion};
 use super::ports::{Bell, Clock, FlightId, PublishError, Publisher, Store};
 
-/// Silence after which brokers are asked for a sign of life, and how long their answer is waited for.
+/// Suspicion after which brokers are asked for a sign of life, and how long their answer is waited for.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How long brokers must have lived beside the silence of a topic that has no leader, as they say: longer than a change of leaders
 /// and the return of brokers take.
@@ -33,16 +33,16 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut abandon = false;
         for flight in self.flights.values_mut().filter(|flight| is_concerned(flight)) {
             let silent_for = now.since(flight.heard);
-            match flight.silence {
-                Silence::Nothing if silent_for >= ASK_AFTER => match flight.waits_for() {
+            match flight.suspicion {
+                Suspicion::Nothing if silent_for >= ASK_AFTER => match flight.waits_for() {
                     Some(topic) => {
                         self.publisher.inquire(topic);
-                        flight.silence = Silence::Asked { at: now, lived_at: None };
+                        flight.suspicion = Suspicion::Asked { at: now, lived_at: None };
                     }
                     // It waits for room at the client.
                     None => flight.heard = now,
                 },
-                Silence::Asked { at, lived_at } if !answers.is_empty() && now > at => {
+                Suspicion::Asked { at, lived_at } if !answers.is_empty() && now > at => {
                     let topic = flight.waits_for();
                     let in_trouble = answers.iter().any(|answer| answer.in_trouble && Some(&*answer.topic) == topic);
                     let lived_at = lived_at.unwrap_or(now);
@@ -55,22 +55,22 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                         };
                         flight.blame_the_silent(&PublishError::Topic(format!("{what} for {seconds} s")));
                         flight.close();
-                        flight.silence = Silence::CalledBack;
+                        flight.suspicion = Suspicion::CalledBack;
                         call_back = true;
                     } else {
-                        flight.silence = Silence::Lived { lived_at, ask_at: now + PATIENCE };
+                        flight.suspicion = Suspicion::Lived { lived_at, ask_at: now + PATIENCE };
                     }
                 }
-                Silence::Lived { lived_at, ask_at } if ask_at <= now => {
+                Suspicion::Lived { lived_at, ask_at } if ask_at <= now => {
                     if let Some(topic) = flight.waits_for() {
                         self.publisher.inquire(topic);
                     }
-                    flight.silence = Silence::Asked { at: now, lived_at: Some(lived_at) };
+                    flight.suspicion = Suspicion::Asked { at: now, lived_at: Some(lived_at) };
                 }
                 // Nobody is there, or not any more.
-                Silence::Asked { at, .. } if now.since(at) >= ASK_AFTER => flight.silence = Silence::Nothing,
-                Silence::CalledBack if silent_for >= LAST_PATIENCE * 2 => {
-                    flight.silence = Silence::Abandoned;
+                Suspicion::Asked { at, .. } if now.since(at) >= ASK_AFTER => flight.suspicion = Suspicion::Nothing,
+                Suspicion::CalledBack if silent_for >= LAST_PATIENCE * 2 => {
+                    flight.suspicion = Suspicion::Abandoned;
                     abandon = true;
                 }
                 _ => {}
@@ -86,12 +86,12 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// When to look again.
     pub(super) fn silence_due(&self) -> Option<Time> {
-        let due = |flight: &Flight| match flight.silence {
-            Silence::Nothing => Some(flight.heard + ASK_AFTER),
-            Silence::Asked { at, .. } => Some(at + ASK_AFTER),
-            Silence::Lived { ask_at, .. } => Some(ask_at),
-            Silence::CalledBack => Some(flight.heard + LAST_PATIENCE * 2),
-            Silence::Abandoned => None,
+        let due = |flight: &Flight| match flight.suspicion {
+            Suspicion::Nothing => Some(flight.heard + ASK_AFTER),
+            Suspicion::Asked { at, .. } => Some(at + ASK_AFTER),
+            Suspicion::Lived { ask_at, .. } => Some(ask_at),
+            Suspicion::CalledBack => Some(flight.heard + LAST_PATIENCE * 2),
+            Suspicion::Abandoned => None,
         };
         self.flights.values().filter(|flight| is_concerned(flight)).filter_map(due).min()
     }
@@ -100,8 +100,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn call_back_retries(&mut self, ids: &[FlightId]) {
         let mut any = false;
         for id in ids {
-            if let Some(flight) = self.flights.get_mut(id).filter(|flight| flight.silence != Silence::CalledBack) {
-                flight.silence = Silence::CalledBack;
+            if let Some(flight) = self.flights.get_mut(id).filter(|flight| flight.suspicion != Suspicion::CalledBack) {
+                flight.suspicion = Suspicion::CalledBack;
                 any = true;
             }
         }
