@@ -76,7 +76,7 @@ fn second_transaction_does_not_store_the_id_when_the_first_commits(scene: &mut S
 fn forgetting_ids_that_have_run_out_waits_for_nobody(scene: &mut Scene) -> Result<()> {
     const IDS: i32 = 300;
     let mut client = scene.start(&[])?;
-    let topic = scene.topic_name();
+    let topic = scene.topic(1)?;
     let run_out =
         "insert into outbox.once select gen_random_uuid(), now() - interval '2 days', now() - interval '1 day'
                    from generate_series(1, $1) returning message_id";
