@@ -14,7 +14,7 @@
 //!    bucket count ([`fence`]).
 //! 5. The rows are handed to librdkafka (kafka/producer.rs), whose properties partly are law ([`properties`]).
 //! 6. Delivery reports come back (kafka/report.rs) and say how much of the batch is acknowledged ([`prefix`]). Exactly those
-//!    rows are removed (postgres/store.rs, sql/statements/acknowledge_range.sql). What failed is tried again after a wait
+//!    rows are removed (postgres/store.rs, postgres/removal.rs). What failed is tried again after a wait
 //!    ([`backoff`]), and said once, then counted ([`repeats`]).
 //!
 //! The modules above are pure rules: they know neither Postgres nor Kafka, take time as a parameter ([`clock`]), and are all

@@ -15,6 +15,7 @@ use crate::bucket::Bucket;
 use crate::message::{Batch, Message};
 use crate::relay::ports::Limits;
 
+use super::row_version::RowVersion;
 use super::session::{Session, Statement, arg, arguments};
 use super::stamp;
 
@@ -40,10 +41,10 @@ pub fn batch(
     let mut commits = Commits::default();
     let mut full = false;
     let args = [arg(bucket as i32), arg(after), arg(highest), arg(limits.rows as i64), arg(stamp::own())];
-    receive(session, statement, &args, true, |row| {
+    receive(session, statement, &args, |row| {
         let mut detoasted = Detoasted::default();
         let topic = detoasted.bytes(row, 1).unwrap_or_default();
-        let version = row.version(7);
+        let version = row.version();
         let message = Message {
             id: row.must(0),
             // Names are checked at enqueue; what somebody else wrote is refused by the broker, not here.
@@ -52,11 +53,11 @@ pub fn batch(
             key: detoasted.bytes(row, 3),
             value: detoasted.bytes(row, 4),
             headers: detoasted.bytes(row, 5),
-            message_id: *row.must::<pgrx::Uuid>(6).as_bytes(),
-            handle: &version.to_ne_bytes(),
+            message_id: row.uuid(6),
+            handle: &version.handle(),
         };
         batch.push(&message);
-        commits.add(version);
+        commits.add(version.xmin);
         full = batch.bytes() >= limits.bytes;
         !full
     });
@@ -69,32 +70,6 @@ pub fn flush_commits(position: pg_sys::XLogRecPtr) {
         // SAFETY: the end of a record that exists: it came from a committed transaction.
         unsafe { pg_sys::XLogFlush(position) };
     }
-}
-
-/// The ids and versions of the first `len` rows of a batch: a handle is the row's xmin.
-pub fn versions(batch: &Batch, len: usize) -> impl ExactSizeIterator<Item = (i64, u32)> + Clone + '_ {
-    batch.handles(len).map(|(id, handle)| (id, u32::from_ne_bytes(handle.try_into().expect("this store gave it"))))
-}
-
-/// The ids and versions that a statement with `returning id, xmin` gives.
-pub fn rows(session: &Session, statement: &Statement, args: &[Option<pg_sys::Datum>]) -> Vec<(i64, u32)> {
-    let mut rows = Vec::new();
-    receive(session, statement, args, false, |row| {
-        rows.push((row.must(0), row.version(1)));
-        true
-    });
-    rows
-}
-
-/// Whether `removed` holds exactly `wanted`, which is ascending; the executor's order is not promised.
-pub fn same_rows(mut removed: Vec<(i64, u32)>, wanted: impl ExactSizeIterator<Item = (i64, u32)> + Clone) -> bool {
-    if removed.len() != wanted.len() {
-        return false;
-    }
-    if !removed.is_sorted() {
-        removed.sort_unstable();
-    }
-    removed.into_iter().eq(wanted)
 }
 
 /// Latest commit position of the transactions seen.
@@ -166,9 +141,18 @@ impl SlotRow {
         self.datum(column).and_then(|datum| unsafe { T::from_datum(datum, false) })
     }
 
-    /// The transaction that wrote the row, from a column with its xmin.
-    fn version(&self, column: usize) -> u32 {
-        self.datum(column).expect("xmin is never null").value() as u32
+    /// From the columns with xmin and ctid.
+    fn version(&self) -> RowVersion {
+        let xmin = self.datum(7).expect("xmin is never null").value() as u32;
+        let place: *const pg_sys::ItemPointerData = self.datum(8).expect("ctid is never null").cast_mut_ptr();
+        // SAFETY: a tid is passed by reference, and lives as long as the row.
+        RowVersion::new(xmin, unsafe { place.read_unaligned() })
+    }
+
+    fn uuid(&self, column: usize) -> [u8; 16] {
+        let uuid: *const [u8; 16] = self.datum(column).expect("the column is not null").cast_mut_ptr();
+        // SAFETY: a uuid is passed by reference, and has sixteen bytes.
+        unsafe { uuid.read() }
     }
 
     fn must<T: FromDatum>(&self, column: usize) -> T {
@@ -188,7 +172,6 @@ fn receive(
     _session: &Session,
     statement: &Statement,
     args: &[Option<pg_sys::Datum>],
-    read_only: bool,
     mut take: impl FnMut(&SlotRow) -> bool,
 ) {
     let (values, nulls) = arguments(args);
@@ -215,7 +198,7 @@ fn receive(
         }
         let options = pg_sys::SPIExecuteOptions {
             params,
-            read_only,
+            read_only: true,
             dest: (&raw mut receiver).cast(),
             ..pg_sys::SPIExecuteOptions::default()
         };

@@ -25,7 +25,9 @@ use super::clock::BootClock;
 use super::fences::Fences;
 use super::fetch;
 use super::now;
+use super::removal::{self, Removal};
 use super::rest;
+use super::row_version::RowVersion;
 use super::session::{self, Session, SqlError, Statement, arg};
 use super::shared::{Database, Header, Slot};
 use super::stamp::{self, Permission};
@@ -68,7 +70,6 @@ statements! {
     renew_leases(TEXTOID, INT4ARRAYOID, INT8ARRAYOID, FLOAT8OID),
     pending_buckets(INT4ARRAYOID),
     fetch_batch(INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
-    acknowledge_range(INT4OID, INT8OID, INT8OID, TEXTOID, INT8OID),
     acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
     holds_lease(INT4OID, TEXTOID, INT8OID),
     note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID, TEXTOID, INT8OID),
@@ -345,15 +346,13 @@ impl Store for PgStore {
 
     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
         test_hooks::reach("before_acknowledge");
-        // By range first; if any row of a batch has changed meanwhile the whole transaction is done again by lists of ids.
-        let done = match self
-            .transaction(c"removing acknowledged messages", |session| self.remove_ranges(session, acknowledged))?
-        {
-            Some(done) => done,
-            None => {
-                self.must(c"removing acknowledged messages", |session| Ok(self.remove_lists(session, acknowledged)))?
-            }
-        };
+        // If any row has changed meanwhile the whole transaction is done again by a statement, which spares such rows.
+        let done =
+            match self.transaction(c"removing acknowledged messages", |session| self.remove(session, acknowledged))? {
+                Some(done) => done,
+                None => self
+                    .must(c"removing acknowledged messages", |session| Ok(self.remove_lists(session, acknowledged)))?,
+            };
         test_hooks::reach("after_acknowledge");
         for (one, _) in acknowledged.iter().zip(&done).filter(|(_, done)| **done) {
             let bucket = one.lease.bucket as usize;
@@ -516,23 +515,18 @@ impl PgStore {
         }
     }
 
-    fn remove_ranges(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Undo> {
-        let s = &self.statements;
+    /// Removes the rows where they lie.
+    fn remove(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Undo> {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
-            let bucket = arg(one.lease.bucket as i32);
-            let (first, last) = (one.batch.id(0), one.batch.id(one.len - 1));
-            let args = [bucket, arg(first), arg(last), self.me(), arg(one.lease.token)];
-            let removed = fetch::rows(session, &s.acknowledge_range, &args);
-            if removed.is_empty() && !self.holds(session, one.lease) {
-                done.push(false);
-                continue;
+            let held = self.holds(session, one.lease);
+            if held {
+                match removal::rows(session, one.lease.bucket, one.batch, one.len) {
+                    Removal::Done => self.end_failures(session, one),
+                    Removal::Changed | Removal::NeedsStatement => return Err(Undo::Refused),
+                }
             }
-            if !fetch::same_rows(removed, fetch::versions(one.batch, one.len)) {
-                return Err(Undo::Refused);
-            }
-            self.end_failures(session, one);
-            done.push(true);
+            done.push(held);
         }
         test_hooks::reach("in_acknowledge");
         Ok(done)
@@ -542,7 +536,7 @@ impl PgStore {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
             let (ids, versions): (Vec<i64>, Vec<i64>) =
-                fetch::versions(one.batch, one.len).map(|(id, version)| (id, i64::from(version))).unzip();
+                one.batch.handles(one.len).map(|(id, handle)| (id, i64::from(RowVersion::of(handle).xmin))).unzip();
             let args = [arg(one.lease.bucket as i32), arg(ids), arg(versions), self.me(), arg(one.lease.token)];
             let removed = self.statements.acknowledge_list.run(session, &args);
             let held = removed > 0 || self.holds(session, one.lease);

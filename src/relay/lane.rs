@@ -15,8 +15,11 @@ use crate::message::Batch;
 use super::holds::{Hold, Holds};
 use super::ports::{Failure, FlightId};
 
-/// Rows that a look at the whole bucket may pass over at the usual pace; so many more, so much later the next look.
-const PASSED_OVER: usize = 100_000;
+/// Rows that may be read between two looks at the whole bucket at the usual pace; so many more, so much later the next look,
+/// which has to pass over them, removed or held.
+const READ_BETWEEN_LOOKS: usize = 100_000;
+/// However many they are, the next look comes after so many intervals.
+const LOOK_LATER_MAX: usize = 60;
 
 /// One bucket of the relay.
 #[derive(Debug)]
@@ -36,10 +39,10 @@ pub(super) struct Lane {
     ready: bool,
     /// Rows up to this id were read, and are removed, in flight or held.
     position: i64,
-    /// Rows passed over since the last look at the whole bucket for safety's sake, when the next may come, and up to where
-    /// the last one has to get first.
-    passed_over: usize,
-    rescan_at: Option<Time>,
+    /// Rows read since the last look at the whole bucket for safety's sake, when that was, and up to where it has to get
+    /// before the next.
+    read: usize,
+    looked_at: Option<Time>,
     rescan_to: i64,
 }
 
@@ -55,8 +58,8 @@ impl Lane {
             unreadable: None,
             ready: true,
             position: 0,
-            passed_over: 0,
-            rescan_at: None,
+            read: 0,
+            looked_at: None,
             rescan_to: 0,
         }
     }
@@ -75,16 +78,17 @@ impl Lane {
         self.read_again_from(1);
     }
 
-    /// The same for safety's sake only: not before the last one has been done, and where very many rows are held not each time.
+    /// The same for safety's sake only: not before the last one has been done, and later where very many rows were read since:
+    /// what was removed of them is waded through, as is what is held.
     pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) {
         let under_way = self.ready && self.position < self.rescan_to;
-        if under_way || self.rescan_at.is_some_and(|at| now < at) {
+        let later = interval * (self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32;
+        if under_way || self.looked_at.is_some_and(|at| now < at + later) {
             return;
         }
         self.rescan_to = self.position;
-        let held = (self.passed_over / PASSED_OVER).min(1000) as u32;
-        self.rescan_at = (held > 0).then(|| now + interval * held);
-        self.passed_over = 0;
+        self.looked_at = Some(now);
+        self.read = 0;
         self.rescan();
     }
 
@@ -196,8 +200,9 @@ impl Lane {
                 more = true;
             }
         }
+        self.read += batch.len();
         if !broken(Rule::HeldRowsWait) {
-            self.passed_over += batch.retain(|row| !paused.contains(row.topic) && !self.holds.cover(row));
+            batch.retain(|row| !paused.contains(row.topic) && !self.holds.cover(row));
         }
         self.position = last;
         self.ready = more;
@@ -396,17 +401,24 @@ mod tests {
     }
 
     #[test]
-    fn very_many_held_rows_are_looked_at_less_often() {
+    fn very_many_rows_are_looked_at_again_less_often() {
         const INTERVAL: Duration = Duration::from_secs(10);
         let mut lane = read_to_40();
-        lane.passed_over = 3 * PASSED_OVER;
-        lane.rescan_for_safety(NOW, INTERVAL);
-        assert_eq!(lane.position(), 0);
-        admitted(&mut lane, &[(40, b"x")]);
-        lane.rescan_for_safety(NOW + INTERVAL * 2, INTERVAL);
-        assert_eq!(lane.position(), 40);
-        lane.rescan_for_safety(NOW + INTERVAL * 3, INTERVAL);
-        assert_eq!(lane.position(), 0);
+        let looks_again = |lane: &mut Lane, at: u32| {
+            lane.rescan_for_safety(NOW + INTERVAL * at, INTERVAL);
+            let looks = lane.position() == 0;
+            admitted(lane, &[(40, b"x")]);
+            looks
+        };
+        assert!(looks_again(&mut lane, 0));
+        assert!(looks_again(&mut lane, 1), "few were read");
+        lane.read = 3 * READ_BETWEEN_LOOKS;
+        assert!(!looks_again(&mut lane, 3));
+        assert!(looks_again(&mut lane, 4));
+        assert!(looks_again(&mut lane, 5), "counted anew");
+        lane.read = usize::MAX / 2;
+        assert!(!looks_again(&mut lane, 64));
+        assert!(looks_again(&mut lane, 65), "not put off for ever");
     }
 
     #[test]

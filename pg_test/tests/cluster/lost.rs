@@ -10,7 +10,7 @@ use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 use uuid::Uuid;
 
-use crate::scene::{PATIENCE, Scene, enqueue, wait_until_published, wait_until_shared};
+use crate::scene::{PATIENCE, Scene, enqueue, enqueue_many, wait_until_published, wait_until_shared};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -19,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
             prepared_transaction_is_published_when_it_is_committed,
             prepared_transaction_that_outlived_a_crash_is_published,
             row_that_rang_no_bell_is_published,
+            trigger_on_the_table_fires_for_each_removed_row,
             one_transaction_of_many_messages_is_published_in_bounded_memory;
         (Own, Any):
             row_that_was_given_the_id_of_one_in_flight_is_published,
@@ -107,6 +108,29 @@ fn row_that_was_changed_in_flight_is_published_again(scene: &mut Scene) -> Resul
     let records = scene.follow(&topic)?.rest(PATIENCE)?;
     let last = records.last().context("nothing arrived")?;
     ensure!(last.value.as_deref() == Some(b"changed"), "the change did not arrive");
+    Ok(())
+}
+
+/// Rows are removed where they lie, past the statements that heed triggers; but not where there are any.
+fn trigger_on_the_table_fires_for_each_removed_row(scene: &mut Scene) -> Result<()> {
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    client.batch_execute(
+        "create table public.removed (message_id uuid);
+         create function public.note_removed() returns trigger language plpgsql as $$
+         begin
+             insert into public.removed values (old.message_id);
+             return old;
+         end
+         $$;
+         create trigger note_removed after delete on outbox.message for each row execute function public.note_removed();",
+    )?;
+    enqueue_many(&mut client, &topic, 500)?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = ids_of(scene, &topic)?;
+    let noted: i64 =
+        client.query_one("select count(*) from public.removed where message_id = any($1)", &[&arrived])?.get(0);
+    ensure!(noted == 500 && arrived.len() == 500, "{} arrived, the trigger noted {noted}", arrived.len());
     Ok(())
 }
 
