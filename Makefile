@@ -20,7 +20,7 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench soak clean \
+.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench bench-full soak clean \
 	check-simulated simulate simulate-mutations
 
 help:
@@ -30,7 +30,7 @@ help:
 	@echo 'make psql        psql on the demo'
 	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
-	@echo 'make bench       compare with a raw producer: rate of a million rows, time of one message'
+	@echo 'make bench       compare with the raw limits and with Debezium, in about 5 minutes; make bench-full: all cases, 2 hours'
 	@echo 'make soak        the cluster tests, the long way; SOAK_MINUTES=N (default 5) is the length of an outage'
 	@echo
 	@echo 'make build       build the extension; then, as who may write there: make install'
@@ -124,7 +124,10 @@ demo: servers
 	@$(with_state) cargo run -q $(pg_test) --bin demo
 
 bench: servers
-	@$(with_state) cargo run -q $(pg_test) --bin bench
+	@$(with_state) cargo run -q $(pg_test) --bin bench -- short
+
+bench-full: servers
+	@$(with_state) cargo run -q $(pg_test) --bin bench -- full
 
 listen:
 	@$(with_state) cargo run -q $(pg_test) --bin demo -- listen

@@ -146,6 +146,17 @@ pub fn anonymous_memory(pid: i32) -> Result<u64> {
     Ok(kilobytes * 1024)
 }
 
+/// Processor time that a process has used since it began, all its threads together, to a hundredth of a second.
+pub fn processor_time(pid: i32) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
+    // The fields after the name, which is in parentheses and may hold anything, begin with the third.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |number: usize| fields.get(number - 3).and_then(|field| field.parse::<u64>().ok());
+    let (user, system) = (ticks(14), ticks(15));
+    let all = user.zip(system).with_context(|| format!("/proc/{pid}/stat has no times"))?;
+    Ok(Duration::from_secs_f64((all.0 + all.1) as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
 /// All processes that work in `directory`: a postmaster and its children, also those that outlived it.
 pub fn working_in(directory: &Path) -> Vec<i32> {
     let Ok(processes) = fs::read_dir("/proc") else {

@@ -1,38 +1,84 @@
-//! How fast the relay is, beside a raw producer that does nothing but produce.
+//! How fast the relay is, beside the limits of the machine and beside Debezium, measured side by side in one run.
 //!
-//! Two questions, each answered with both contestants in the same minutes on the same servers:
-//! how long a backlog takes to drain, and how long one message takes on an idle system.
+//! Each family of cases is a module with a function `measure`, and one line in [`FAMILIES`]. Every drain is read back: a fast
+//! run that lost, invented, repeated or reordered a message ends the benchmark with an error.
 
+mod backlog;
 mod drain;
-mod latency;
+mod fill;
+mod messages;
 mod raw;
+mod read_back;
 mod report;
+mod results;
 mod servers;
+mod xmin;
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use outbox_relay_pg_test::terminal::Terminal;
 
-const USAGE: &str = "\
-usage: bench [--rounds N] [--rows N] [--messages N]
-  --rounds N    drains, and raw runs beside each; the median counts (default 5)
-  --rows N      rows of a drain (default 1000000)
-  --messages N  messages of the latency part (default 1000)";
+use results::Results;
+use servers::Servers;
 
-/// What is measured.
-pub struct Options {
-    /// Drains.
+const USAGE: &str = "\
+usage: bench [short|full] [--only FAMILY[,FAMILY]] [--rounds N]
+  short          the central case and what is promised, in about 5 minutes (default)
+  full           all cases, in less than 2 hours
+  --only FAMILY  these families alone, and no verdict
+  --rounds N     rounds of each comparison (default 5); medians count";
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Smaller backlogs, the central case and what is promised.
+    Short,
+    /// All cases.
+    Full,
+}
+
+/// What every family of cases gets.
+pub struct Bench<'a> {
+    /// Standard output.
+    pub terminal: &'a Terminal,
+    /// Postgres and Kafka; relays are disabled between the families.
+    pub servers: &'a Servers,
+    /// How much is measured.
+    pub mode: Mode,
+    /// Rounds of each comparison.
     pub rounds: usize,
-    /// Rows of a drain.
-    pub rows: u64,
-    /// Messages of the latency part.
-    pub messages: usize,
+}
+
+impl Bench<'_> {
+    /// The one value in the short mode, the other in the full one.
+    pub fn pick<T>(&self, short: T, full: T) -> T {
+        match self.mode {
+            Mode::Short => short,
+            Mode::Full => full,
+        }
+    }
+}
+
+/// A family of cases: its name for `--only`, its title, and what measures it.
+type Family = (&'static str, &'static str, fn(&Bench<'_>, &mut Results) -> Result<()>);
+
+/// In the order in which they are measured.
+const FAMILIES: &[Family] = &[
+    ("drain", "Draining a backlog beside the raw limits", drain::measure),
+    ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
+];
+
+struct Options {
+    mode: Mode,
+    only: Vec<String>,
+    rounds: usize,
 }
 
 fn main() -> ExitCode {
     let terminal = Terminal::new();
-    match options().and_then(|options| run(&terminal, &options)) {
+    match options(std::env::args().skip(1)).and_then(|options| run(&terminal, &options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             terminal.wipe();
@@ -42,17 +88,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn options() -> Result<Options> {
-    let mut options = Options { rounds: 5, rows: 1_000_000, messages: 1_000 };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().with_context(|| USAGE.to_owned())?;
-        let number: usize = value.parse().with_context(|| format!("{value:?} is no number\n{USAGE}"))?;
-        ensure!(number > 0, "{name} must be at least 1");
-        match name.as_str() {
-            "--rounds" => options.rounds = number,
-            "--rows" => options.rows = number as u64,
-            "--messages" => options.messages = number,
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    let mut options = Options { mode: Mode::Short, only: Vec::new(), rounds: 5 };
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "short" => options.mode = Mode::Short,
+            "full" => options.mode = Mode::Full,
+            "--only" => {
+                let names = arguments.next().context(USAGE)?;
+                options.only = names.split(',').map(str::to_owned).collect();
+                for name in &options.only {
+                    ensure!(
+                        FAMILIES.iter().any(|(family, ..)| family == name),
+                        "there is no family {name:?}; there are {}",
+                        FAMILIES.iter().map(|(family, ..)| *family).collect::<Vec<_>>().join(", ")
+                    );
+                }
+            }
+            "--rounds" => {
+                let number = arguments.next().context(USAGE)?;
+                options.rounds = number.parse().with_context(|| format!("{number:?} is no number\n{USAGE}"))?;
+                ensure!(options.rounds > 0, "there must be at least one round");
+            }
             _ => bail!(USAGE),
         }
     }
@@ -60,16 +117,23 @@ fn options() -> Result<Options> {
 }
 
 fn run(terminal: &Terminal, options: &Options) -> Result<()> {
+    let since = Instant::now();
     terminal.title("Starting a PostgreSQL and a Kafka of the benchmark's own");
     let servers = servers::start(terminal)?;
-    terminal.title(format_args!(
-        "Draining {} rows of {} bytes, {} rounds",
-        options.rows,
-        raw::VALUE_BYTES,
-        options.rounds
-    ));
-    let drains = drain::measure(terminal, &servers, options)?;
-    terminal.title(format_args!("One message at a time on an idle system, {} of each", options.messages));
-    let latencies = latency::measure(terminal, &servers, options)?;
-    report::print(terminal, &servers, options, &drains, &latencies)
+    let bench = Bench { terminal, servers: &servers, mode: options.mode, rounds: options.rounds };
+    let mut results = Results {
+        date: servers.today()?,
+        mode: bench.pick("short", "full").to_owned(),
+        measured_with: servers.described()?,
+        ..Results::default()
+    };
+    for (name, title, measure) in FAMILIES {
+        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
+            terminal.title(title);
+            servers.enable(false)?;
+            measure(&bench, &mut results).with_context(|| format!("family {name}"))?;
+        }
+    }
+    results.minutes = since.elapsed().as_secs_f64() / 60.0;
+    report::publish(&bench, &results, options.only.is_empty())
 }

@@ -1,27 +1,25 @@
-//! The raw producer: the relay's settings, the relay's bytes, and no database.
+//! The limits of the machine: a producer without a database, an INSERT without an outbox, a read that sends nothing.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use outbox_relay_pg_test::broker::Broker;
 use outbox_relay_pg_test::consumer::MESSAGE_ID;
+use outbox_relay_pg_test::process;
+use postgres::Client;
 use rdkafka::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::error::KafkaError;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _, ProducerContext};
 use rdkafka::types::RDKafkaErrorCode;
-use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
-/// Bytes of each value.
-pub const VALUE_BYTES: usize = 200;
-/// Different keys.
-pub const KEYS: u64 = 100_000;
-/// Partitions of each topic.
-pub const PARTITIONS: i32 = 4;
+use crate::messages::{Headers, Messages};
 
-/// The laws and defaults of a relay's producer, as in src/properties.rs of the extension.
+/// The laws and defaults of a relay's producer, as in src/properties.rs of the extension. Its queue is longer there than a relay
+/// ever fills it; here it is what keeps the producer from holding everything in memory.
 pub const SETTINGS: &[(&str, &str)] = &[
     ("acks", "all"),
     ("enable.idempotence", "true"),
@@ -31,6 +29,7 @@ pub const SETTINGS: &[(&str, &str)] = &[
     ("linger.ms", "0"),
     ("batch.num.messages", "10000"),
     ("batch.size", "1000000"),
+    ("max.in.flight", "1"),
     ("queue.buffering.max.messages", "500000"),
     ("queue.buffering.max.kbytes", "1048576"),
 ];
@@ -67,32 +66,31 @@ pub fn producer(broker: &Broker) -> Result<BaseProducer<Acknowledged>> {
     BaseProducer::from_config_and_context(&settings, Acknowledged::default()).context("could not make a producer")
 }
 
-/// Whether records carry the message id that a relay adds to each. Headers are dear: with one, the client is half as fast.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Headers {
-    /// Key and value only: what a producer without an outbox sends.
-    None,
-    /// The relay's bytes exactly.
-    MessageId,
+/// What it took to produce.
+pub struct Produced {
+    /// From the first record to the last acknowledgement.
+    pub took: Duration,
+    /// Processor time of this process meanwhile: nothing else happens in it.
+    pub processor: Duration,
 }
 
-/// Produces `rows` records to a new topic; returns the time from the first to the last acknowledgement.
-pub fn produce(broker: &Broker, topic: &str, rows: u64, headers: Headers) -> Result<Duration> {
-    broker.create_topic(topic, PARTITIONS, &[])?;
+/// Produces all messages to a topic that is there.
+pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Headers) -> Result<Produced> {
     let producer = producer(broker)?;
     // The topic's metadata is no part of the rate.
     producer.client().fetch_metadata(Some(topic), FLUSH_AT_MOST).context("metadata")?;
     let id = Uuid::new_v4().to_string();
+    let keys: Vec<String> = (0..messages.keys.min(messages.count)).map(|row| messages.key(row)).collect();
+    let mut value = messages.padding();
 
-    let keys: Vec<String> = (0..KEYS).map(key).collect();
-    let mut value = vec![b'.'; VALUE_BYTES];
-
+    let own = std::process::id() as i32;
+    let processor = process::processor_time(own)?;
     let since = Instant::now();
-    for row in 0..rows {
+    for row in 0..messages.count {
         // The row's number, which only grows longer, before the padding.
         let digits = row.to_string();
         value[..digits.len()].copy_from_slice(digits.as_bytes());
-        let mut record = BaseRecord::to(topic).key(&keys[(row % KEYS) as usize]).payload(&value);
+        let mut record = BaseRecord::to(topic).key(&keys[(row % messages.keys) as usize]).payload(&value);
         if headers == Headers::MessageId {
             record =
                 record.headers(OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) }));
@@ -113,13 +111,84 @@ pub fn produce(broker: &Broker, topic: &str, rows: u64, headers: Headers) -> Res
     }
     producer.flush(FLUSH_AT_MOST).context("could not flush")?;
     let took = since.elapsed();
+    let processor = process::processor_time(own)? - processor;
     let counts = producer.context();
     let (good, bad) = (counts.good.load(Ordering::Relaxed), counts.bad.load(Ordering::Relaxed));
-    ensure!(good == rows && bad == 0, "{good} of {rows} acknowledged, {bad} refused");
+    ensure!(good == messages.count && bad == 0, "{good} of {} acknowledged, {bad} refused", messages.count);
+    Ok(Produced { took, processor })
+}
+
+/// Columns, defaults, checks, index and storage settings of the outbox, and nobody who reads it.
+const TABLE: &str = "
+    drop table if exists raw_message;
+    create table raw_message (like outbox.message including all);
+    do $$
+    begin
+        execute (
+            select format('alter table raw_message set (%s)', array_to_string(reloptions, ', '))
+            from pg_class where oid = 'outbox.message'::regclass
+        );
+    end
+    $$";
+
+/// Makes the table for [`insert`] anew.
+pub fn make_table(client: &mut Client) -> Result<()> {
+    client.batch_execute(TABLE).context("could not make a table like outbox.message")
+}
+
+/// Inserts all messages by one statement into the empty table; the time that takes, with its commit.
+pub fn insert(client: &mut Client, topic: &str, messages: &Messages) -> Result<Duration> {
+    let since = Instant::now();
+    let inserted = client
+        .execute(
+            "insert into raw_message (bucket, topic, key, value, message_id)
+             select n % 8, $1, convert_to('key-' || n % $2::bigint, 'UTF8'),
+                    convert_to(n::text, 'UTF8') || substr($3::bytea, length(n::text) + 1), gen_random_uuid()
+             from generate_series(0, $4::bigint - 1) n",
+            &[&topic, &(messages.keys as i64), &messages.padding(), &(messages.count as i64)],
+        )
+        .context("could not insert the rows")?;
+    let took = since.elapsed();
+    ensure!(inserted == messages.count, "{inserted} of {} rows were inserted", messages.count);
     Ok(took)
 }
 
-/// The key of a row; many keys, each again and again.
-pub fn key(row: u64) -> String {
-    format!("key-{}", row % KEYS)
+/// Pages as a relay fetches them, by a prepared plan inside of the server. The lengths make it look at every column that is sent.
+const READ: &str = "
+    create or replace function pg_temp.read_all() returns bigint language plpgsql as $$
+    declare
+        page constant integer := 5000;
+        total bigint := 0;
+        after bigint;
+        last bigint;
+        got bigint;
+        bytes bigint;
+    begin
+        for wanted in 0..7 loop
+            after := 0;
+            loop
+                select max(r.id), count(r.xmin), sum(length(r.topic) + length(r.key) + length(r.value)
+                       + coalesce(length(r.headers), 0) + coalesce(r.partition, 0) + length(uuid_send(r.message_id)))
+                into last, got, bytes
+                from (
+                    select id, topic, partition, key, value, headers, message_id, xmin
+                    from raw_message where bucket = wanted and id > after order by id limit page
+                ) r;
+                total := total + got;
+                exit when got < page;
+                after := last;
+            end loop;
+        end loop;
+        return total;
+    end
+    $$";
+
+/// Reads all rows of the table in the order of their ids; the time that takes.
+pub fn read(client: &mut Client, messages: &Messages) -> Result<Duration> {
+    client.batch_execute(READ).context("could not make the function that reads")?;
+    let since = Instant::now();
+    let read: i64 = client.query_one("select pg_temp.read_all()", &[]).context("could not read the rows")?.get(0);
+    let took = since.elapsed();
+    ensure!(read as u64 == messages.count, "{read} of {} rows were read", messages.count);
+    Ok(took)
 }

@@ -1,0 +1,107 @@
+//! A backlog of messages, and what it takes the relay to turn it into acknowledged records and an empty table.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use outbox_relay_pg_test::cluster;
+use outbox_relay_pg_test::process;
+use postgres::Client;
+
+use crate::Bench;
+use crate::fill;
+use crate::messages::{Headers, Messages};
+use crate::read_back;
+use crate::results::Results;
+use crate::servers::Servers;
+
+/// Between two looks, at the counters in shared memory and at the memory of the relays.
+const LOOK: Duration = Duration::from_millis(10);
+/// A drain that is slower than this has failed.
+const MESSAGES_A_SECOND_AT_LEAST: u64 = 2_000;
+const AT_LEAST_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a drain took.
+pub struct Drained {
+    /// From the reload that enables the relays until all messages are acknowledged and removed.
+    pub took: Duration,
+    /// Processor time of the relays meanwhile.
+    pub processor: Duration,
+    /// The most anonymous memory that one of the relays had meanwhile, in bytes.
+    pub memory: u64,
+}
+
+impl Drained {
+    /// Messages a second.
+    pub fn rate(&self, messages: &Messages) -> f64 {
+        messages.count as f64 / self.took.as_secs_f64()
+    }
+}
+
+/// Fills the outbox while the relays are disabled, lets them drain it, and reads the topic back. The topic is made for it and
+/// deleted afterwards; the relays are disabled again.
+pub fn drain(bench: &Bench<'_>, results: &mut Results, topic: &str, messages: &Messages) -> Result<Drained> {
+    drain_on(bench, bench.servers, results, topic, messages)
+}
+
+/// The same on other servers than those of the benchmark.
+pub fn drain_on(
+    bench: &Bench<'_>,
+    servers: &Servers,
+    results: &mut Results,
+    topic: &str,
+    messages: &Messages,
+) -> Result<Drained> {
+    let mut client = servers.session()?;
+    servers.enable(false)?;
+    servers.broker.create_topic(topic, messages.partitions, &[])?;
+    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+    bench.terminal.draw(format_args!("{topic}: enqueueing {} messages", messages.count));
+    fill::outbox(&mut client, topic, messages)?;
+    // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
+    client.batch_execute("analyze outbox.message; checkpoint").context("analyze and checkpoint")?;
+    bench.terminal.draw(format_args!("{topic}: draining {} messages", messages.count));
+    let drained = watch(servers, &mut client, messages.count)?;
+    servers.enable(false)?;
+    bench.terminal.draw(format_args!("{topic}: reading {} messages back", messages.count));
+    results.records_read_back += read_back::check(&servers.broker, topic, messages, Headers::MessageId)?;
+    servers.broker.delete_topic(topic)?;
+    bench.terminal.wipe();
+    Ok(drained)
+}
+
+/// Enables the relays and watches until that many messages more are removed.
+fn watch(servers: &Servers, client: &mut Client, count: u64) -> Result<Drained> {
+    let at_most = AT_LEAST_PATIENCE.max(Duration::from_secs(count / MESSAGES_A_SECOND_AT_LEAST));
+    let relays = servers.relays()?;
+    ensure!(!relays.is_empty(), "there is no relay");
+    let removed = client.prepare("select coalesce(sum(messages), 0)::bigint from outbox.relay_status()")?;
+    let before: i64 = client.query_one(&removed, &[])?.get(0);
+    client.batch_execute("alter system set outbox_relay.enabled = on").context("alter system")?;
+    let mut memory = 0;
+    let processor = processor_time(&relays)?;
+
+    let since = Instant::now();
+    cluster::reload(client)?;
+    let took = loop {
+        let now: i64 = client.query_one(&removed, &[])?.get(0);
+        let took = since.elapsed();
+        for relay in &relays {
+            memory = process::anonymous_memory(*relay)?.max(memory);
+        }
+        let done = (now - before) as u64;
+        if done >= count {
+            break took;
+        }
+        ensure!(took < at_most, "only {done} of {count} messages were drained in {at_most:?}");
+        thread::sleep(LOOK);
+    };
+    let processor = processor_time(&relays)? - processor;
+    let empty: bool = client.query_one("select not exists (select from outbox.message)", &[])?.get(0);
+    ensure!(empty, "{count} messages were counted as removed, but outbox.message is not empty");
+    Ok(Drained { took, processor, memory })
+}
+
+fn processor_time(relays: &[i32]) -> Result<Duration> {
+    relays.iter().map(|relay| process::processor_time(*relay)).sum()
+}
