@@ -40,24 +40,18 @@ impl Drained {
 
 /// Fills the outbox while the relays are disabled, lets them drain it, and reads the topic back. The topic is made for it and
 /// deleted afterwards; the relays are disabled again.
-pub fn drain(bench: &Bench<'_>, results: &mut Results, topic: &str, messages: &Messages) -> Result<Drained> {
-    drain_on(bench, bench.servers, results, topic, messages)
+pub fn drain(bench: &Bench<'_>, results: &mut Results, messages: &Messages) -> Result<Drained> {
+    drain_on(bench, bench.servers, results, messages)
 }
 
 /// The same on other servers than those of the benchmark.
-pub fn drain_on(
-    bench: &Bench<'_>,
-    servers: &Servers,
-    results: &mut Results,
-    topic: &str,
-    messages: &Messages,
-) -> Result<Drained> {
+pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, messages: &Messages) -> Result<Drained> {
+    let topic = &bench.new_topic("relay", messages.partitions)?;
     let mut client = servers.session()?;
     servers.enable(false)?;
-    servers.broker.create_topic(topic, messages.partitions, &[])?;
     client.batch_execute("vacuum outbox.message").context("vacuum")?;
     bench.terminal.draw(format_args!("{topic}: enqueueing {} messages", messages.count));
-    fill::outbox(&mut client, topic, messages)?;
+    fill::outbox(servers.session()?, topic, messages)?;
     // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
     client.batch_execute("analyze outbox.message; checkpoint").context("analyze and checkpoint")?;
     bench.terminal.draw(format_args!("{topic}: draining {} messages", messages.count));

@@ -7,7 +7,7 @@ use crate::messages::Messages;
 
 /// Commits of its own need a procedure; a session makes it for itself.
 const PROCEDURE: &str = "
-    create or replace procedure pg_temp.fill(topic text, first bigint, past bigint, keys bigint, padding bytea, a_commit bigint)
+    create procedure pg_temp.fill(topic text, first bigint, past bigint, keys bigint, padding bytea, a_commit bigint)
     language plpgsql as $$
     begin
         while first < past loop
@@ -24,28 +24,47 @@ const PROCEDURE: &str = "
     end
     $$";
 
-/// Enqueues all of them in a session of its own, `a_commit` at a time. Commits do not wait for the disk: the one that follows does.
-pub fn outbox(client: &mut Client, topic: &str, messages: &Messages) -> Result<()> {
-    rows(client, topic, messages, 0, messages.count)?;
-    client.batch_execute("select pg_switch_wal()").context("could not flush what was filled")
+/// A session that fills the outbox, `a_commit` messages at a time. Its commits do not wait for the disk.
+pub struct Filler {
+    client: Client,
+    padding: Vec<u8>,
 }
 
-/// Enqueues the rows from `first` to `past`, without the latter.
-pub fn rows(client: &mut Client, topic: &str, messages: &Messages, first: u64, past: u64) -> Result<()> {
-    client.batch_execute("set synchronous_commit = off").context("could not set synchronous_commit")?;
-    client.batch_execute(PROCEDURE).context("could not make the procedure that fills the outbox")?;
-    client
-        .execute(
-            "call pg_temp.fill($1, $2, $3, $4, $5, $6)",
-            &[
-                &topic,
-                &(first as i64),
-                &(past as i64),
-                &(messages.keys as i64),
-                &messages.padding(),
-                &(messages.a_commit as i64),
-            ],
-        )
-        .with_context(|| format!("could not fill the outbox with {} messages", past - first))?;
-    Ok(())
+impl Filler {
+    /// Prepares the session for messages of this kind.
+    pub fn new(mut client: Client, messages: &Messages) -> Result<Filler> {
+        client.batch_execute("set synchronous_commit = off").context("could not set synchronous_commit")?;
+        client.batch_execute(PROCEDURE).context("could not make the procedure that fills the outbox")?;
+        Ok(Filler { client, padding: messages.padding() })
+    }
+
+    /// Enqueues the rows from `first` to `past`, without the latter.
+    pub fn rows(&mut self, topic: &str, messages: &Messages, first: u64, past: u64) -> Result<()> {
+        let call = "call pg_temp.fill($1, $2, $3, $4, $5, $6)";
+        self.client
+            .execute(
+                call,
+                &[
+                    &topic,
+                    &(first as i64),
+                    &(past as i64),
+                    &(messages.keys as i64),
+                    &self.padding,
+                    &(messages.a_commit as i64),
+                ],
+            )
+            .with_context(|| format!("could not fill the outbox with {} messages", past - first))?;
+        Ok(())
+    }
+}
+
+/// Enqueues all of them, and waits until they are safe on disk.
+pub fn outbox(client: Client, topic: &str, messages: &Messages) -> Result<()> {
+    let mut filler = Filler::new(client, messages)?;
+    filler.rows(topic, messages, 0, messages.count)?;
+    // A commit that waits for the disk waits for all before it.
+    filler
+        .client
+        .batch_execute("set synchronous_commit = on; select pg_current_xact_id()")
+        .context("could not flush what was filled")
 }

@@ -14,6 +14,7 @@ mod results;
 mod servers;
 mod xmin;
 
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -49,6 +50,8 @@ pub struct Bench<'a> {
     pub mode: Mode,
     /// Rounds of each comparison.
     pub rounds: usize,
+    /// How many topics there were so far.
+    topics: Cell<usize>,
 }
 
 impl Bench<'_> {
@@ -58,6 +61,14 @@ impl Bench<'_> {
             Mode::Short => short,
             Mode::Full => full,
         }
+    }
+
+    /// Creates a topic; its name begins as said, and no other has it. Who is done with it deletes it.
+    pub fn new_topic(&self, beginning: &str, partitions: i32) -> Result<String> {
+        self.topics.set(self.topics.get() + 1);
+        let name = format!("{beginning}-{}", self.topics.get());
+        self.servers.broker.create_topic(&name, partitions, &[])?;
+        Ok(name)
     }
 }
 
@@ -120,7 +131,7 @@ fn run(terminal: &Terminal, options: &Options) -> Result<()> {
     let since = Instant::now();
     terminal.title("Starting a PostgreSQL and a Kafka of the benchmark's own");
     let servers = servers::start(terminal)?;
-    let bench = Bench { terminal, servers: &servers, mode: options.mode, rounds: options.rounds };
+    let bench = Bench { terminal, servers: &servers, mode: options.mode, rounds: options.rounds, topics: Cell::new(0) };
     let mut results = Results {
         date: servers.today()?,
         mode: bench.pick("short", "full").to_owned(),

@@ -136,6 +136,11 @@ pub fn make_table(client: &mut Client) -> Result<()> {
     client.batch_execute(TABLE).context("could not make a table like outbox.message")
 }
 
+/// Leaves nothing of it.
+pub fn drop_table(client: &mut Client) -> Result<()> {
+    client.batch_execute("drop table raw_message").context("could not drop the table like outbox.message")
+}
+
 /// Inserts all messages by one statement into the empty table; the time that takes, with its commit.
 pub fn insert(client: &mut Client, topic: &str, messages: &Messages) -> Result<Duration> {
     let since = Instant::now();

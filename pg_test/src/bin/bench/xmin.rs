@@ -1,11 +1,133 @@
-//! Whether a transaction that holds the horizon slows the relay down.
+//! Whether a transaction that holds the horizon slows the relay down: nothing that was removed since it began can be
+//! cleaned away, neither by vacuum nor by whoever passes by.
 
-use anyhow::Result;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use outbox_relay_pg_test::wait;
+use postgres::{Client, IsolationLevel};
 
 use crate::Bench;
-use crate::results::Results;
+use crate::backlog;
+use crate::drain::thousands;
+use crate::fill::Filler;
+use crate::messages::{Headers, Messages};
+use crate::read_back;
+use crate::results::{Good, Ratio, Results, median};
 
-/// Drains with the horizon held, and without.
-pub fn measure(_bench: &Bench<'_>, _results: &mut Results) -> Result<()> {
+const GROUP: &str = "drain beside an old transaction";
+const HELD: &str = "horizon held";
+const BEFORE: &str = "before";
+const AFTER: &str = "after it has ended, and a vacuum";
+
+/// What a writer commits at a time while the horizon is held, and how often.
+const STEP: u64 = 100;
+const BETWEEN_STEPS: Duration = Duration::from_millis(20);
+
+const ARRIVE_AT_MOST: Duration = Duration::from_secs(60);
+
+/// Drains before, while and after the horizon is held.
+pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
+    let messages = Messages::central(bench.pick(200_000, 1_000_000));
+    let hold = Duration::from_secs(bench.pick(30, 600));
+    let around = bench.rounds.div_ceil(2);
+    drains(bench, results, BEFORE, around, &messages)?;
+
+    let mut holder = bench.servers.session()?;
+    let mut transaction = holder
+        .build_transaction()
+        .isolation_level(IsolationLevel::RepeatableRead)
+        .start()
+        .context("could not begin the transaction that holds the horizon")?;
+    transaction.query_one("select count(*) from outbox.lease", &[]).context("could not take a snapshot")?;
+    let flowed = flow(bench, results, hold)?;
+    drains(bench, results, HELD, bench.rounds, &messages)?;
+    let dead: i64 = bench
+        .servers
+        .session()?
+        .query_one("select pg_relation_size('outbox.message')", &[])
+        .context("could not ask for the size of the table")?
+        .get(0);
+    transaction.rollback().context("could not end the transaction that holds the horizon")?;
+
+    bench.servers.session()?.batch_execute("vacuum outbox.message").context("vacuum")?;
+    drains(bench, results, AFTER, around, &messages)?;
+
+    let case = |who: &str| -> Result<Vec<f64>> {
+        Ok(results.figure(GROUP, who, "relay").with_context(|| format!("no drains {who}"))?.samples.clone())
+    };
+    let (held, without) = (case(HELD)?, [case(BEFORE)?, case(AFTER)?].concat());
+    let ratio = Ratio {
+        id: "R7".into(),
+        what: format!("drain with the horizon held for {} s / without", hold.as_secs()),
+        value: median(&held) / median(&without),
+        unit: String::new(),
+        good: Good::AtLeast,
+        required: 0.95,
+        aim: Some(1.0),
+        method: format!(
+            "a REPEATABLE READ snapshot in another session of the database; while it was held, {} messages went through the \
+             relay ({:.0} a second) and then {} drains of {}, which left a table of {} MB; medians of these drains and of {} without, \
+             half before and half after a vacuum",
+            thousands(flowed),
+            flowed as f64 / hold.as_secs_f64(),
+            held.len(),
+            thousands(messages.count),
+            dead / 1_000_000,
+            without.len()
+        ),
+    };
+    bench.terminal.good(format_args!(
+        "held {:.0}/s, without {:.0}/s = {:.2}",
+        median(&held),
+        median(&without),
+        ratio.value
+    ));
+    results.ratios.push(ratio);
     Ok(())
+}
+
+fn drains(bench: &Bench<'_>, results: &mut Results, case: &str, rounds: usize, messages: &Messages) -> Result<()> {
+    for round in 1..=rounds {
+        let drained = backlog::drain(bench, results, messages).with_context(|| format!("drain {case}"))?;
+        results.add(GROUP, case, "relay", "messages/s", drained.rate(messages));
+        bench.terminal.good(format_args!("{case}, drain {round}: {:.0}/s", drained.rate(messages)));
+    }
+    Ok(())
+}
+
+/// A writer and the relay go on for a while; everything is read back. Returns the number of messages.
+fn flow(bench: &Bench<'_>, results: &mut Results, length: Duration) -> Result<u64> {
+    let mut messages = Messages { a_commit: STEP, ..Messages::central(0) };
+    let topic = bench.new_topic("flow", messages.partitions)?;
+    let mut filler = Filler::new(bench.servers.session()?, &messages)?;
+    bench.servers.enable(true)?;
+    let since = Instant::now();
+    for step in 0.. {
+        let due = BETWEEN_STEPS * step;
+        if due >= length {
+            break;
+        }
+        thread::sleep(due.saturating_sub(since.elapsed()));
+        filler.rows(&topic, &messages, messages.count, messages.count + STEP)?;
+        messages.count += STEP;
+        if step % 50 == 0 {
+            let seconds = since.elapsed().as_secs();
+            bench.terminal.draw(format_args!("holding the horizon: {seconds} s of {} s", length.as_secs()));
+        }
+    }
+    let mut client = bench.servers.session()?;
+    wait::until_true("all messages have left the table", ARRIVE_AT_MOST, || is_empty(&mut client))?;
+    let late = since.elapsed().saturating_sub(length);
+    ensure!(late < ARRIVE_AT_MOST, "writer and relay fell {late:?} behind");
+    bench.servers.enable(false)?;
+    results.records_read_back += read_back::check(&bench.servers.broker, &topic, &messages, Headers::MessageId)?;
+    bench.servers.broker.delete_topic(&topic)?;
+    bench.terminal.wipe();
+    Ok(messages.count)
+}
+
+fn is_empty(client: &mut Client) -> Result<bool> {
+    Ok(client.query_one("select not exists (select from outbox.message)", &[])?.get(0))
 }
