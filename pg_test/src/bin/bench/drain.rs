@@ -1,4 +1,4 @@
-//! How fast a backlog is drained, beside the raw limits of the machine, with one factor varied at a time around a central case.
+//! How fast a backlog is drained, beside the raw limits of the machine: the central case, around which others vary one factor.
 //!
 //! In each round all contestants take turns; what is compared are the rates of one round with each other.
 
@@ -9,7 +9,7 @@ use crate::backlog::{self, Drained};
 use crate::messages::{Headers, Messages};
 use crate::raw::{self, Produced};
 use crate::read_back;
-use crate::results::{Good, Ratio, Results, median, median_of_ratios};
+use crate::results::{Good, Ratio, Results, median_of_ratios};
 
 /// The relay, among the contestants.
 pub const RELAY: &str = "relay";
@@ -18,32 +18,20 @@ pub const RAW: &str = "raw producer";
 /// The raw producer that sends the relay's bytes.
 pub const RAW_WITH_ID: &str = "raw producer, with message id";
 
-const RATE: &str = "messages/s";
+/// Unit of rates.
+pub const RATE: &str = "messages/s";
 const PROCESSOR: &str = "s per 1M messages";
-const MEMORY: &str = "MB";
+/// Unit of memory.
+pub const MEMORY: &str = "MB";
 
-const CENTRAL: &str = "drain";
+/// Group of the central case.
+pub const CENTRAL: &str = "drain";
 const COST: &str = "processor time of a drain";
-const HELD: &str = "memory during a drain";
+/// Group of what was held in memory.
+pub const HELD: &str = "memory during a drain";
 
-/// With key, header and overhead just below what `outbox_relay.max_message_bytes` allows by default.
-const LARGE: usize = 999_000;
-
-/// All cases.
-pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    central(bench, results)?;
-    if bench.pick(false, true) {
-        by_payload(bench, results)?;
-        by_partitions(bench, results)?;
-        by_keys(bench, results)?;
-        by_commit(bench, results)?;
-        by_relays(bench, results)?;
-    }
-    by_backlog(bench, results)?;
-    large_values(bench, results)
-}
-
-fn central_messages(bench: &Bench<'_>) -> Messages {
+/// The messages of the central case.
+pub fn central_messages(bench: &Bench<'_>) -> Messages {
     Messages::central(bench.pick(200_000, 1_000_000))
 }
 
@@ -54,7 +42,7 @@ pub fn central_case(bench: &Bench<'_>) -> String {
 }
 
 /// R1 and R13, and the rates of everything that is a limit.
-fn central(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
+pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let messages = central_messages(bench);
     let case = central_case(bench);
     let millions = messages.count as f64 / 1e6;
@@ -130,150 +118,21 @@ fn central(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     Ok(())
 }
 
-fn by_payload(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by payload";
-    let with = |value_bytes, count| Messages { count, value_bytes, ..central_messages(bench) };
-    beside_raw(bench, results, group, "100 B", &with(100, 1_000_000))?;
-    copy_central(bench, results, group, "200 B");
-    beside_raw(bench, results, group, "1,000 B", &with(1_000, 1_000_000))?;
-    beside_raw(bench, results, group, "10,000 B", &with(10_000, 100_000))?;
-    results.note(group, "10,000 B", RELAY, "100,000 messages, incompressible: PostgreSQL stores them out of line");
-    Ok(())
-}
-
-fn by_partitions(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by partitions";
-    let with = |partitions| Messages { partitions, ..central_messages(bench) };
-    beside_raw(bench, results, group, "1", &with(1))?;
-    copy_central(bench, results, group, "4");
-    beside_raw(bench, results, group, "12", &with(12))
-}
-
-fn by_keys(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by keys";
-    beside_raw(bench, results, group, "10", &Messages { keys: 10, ..central_messages(bench) })?;
-    copy_central(bench, results, group, "100,000");
-    Ok(())
-}
-
-fn by_commit(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by messages a commit";
-    for a_commit in [1, 10] {
-        let messages = Messages { a_commit, ..central_messages(bench) };
-        for _ in 0..bench.rounds {
-            relay(bench, results, group, &a_commit.to_string(), &messages)?;
-        }
-        say(bench, results, group, &a_commit.to_string());
-    }
-    copy_central(bench, results, group, "1,000");
-    Ok(())
-}
-
-fn by_relays(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by relays";
-    copy_central(bench, results, group, "1");
-    for relays in [2, 4] {
-        bench.servers.set_relays(relays)?;
-        for _ in 0..bench.rounds {
-            relay(bench, results, group, &relays.to_string(), &central_messages(bench))?;
-        }
-        say(bench, results, group, &relays.to_string());
-    }
-    bench.servers.set_relays(1)
-}
-
-/// R11, and the first half of R12.
-fn by_backlog(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain by backlog";
-    let (small, large) = bench.pick((100_000, 1_000_000), (100_000, 10_000_000));
-    let (small_case, large_case) = (thousands(small), thousands(large));
-    if bench.pick(false, true) {
-        for _ in 0..bench.rounds {
-            relay(bench, results, group, "10,000", &Messages::central(10_000))?;
-        }
-        results.note(group, "10,000", RELAY, "shorter than the first moments of an enabled relay count for little");
-        say(bench, results, group, "10,000");
-    }
-    // A large drain is as long as a hundred small ones, so it needs fewer rounds to be told from chance.
-    let rounds = bench.rounds.min(3);
-    for _ in 0..rounds {
-        for _ in 0..3 {
-            relay(bench, results, group, &small_case, &Messages::central(small))?;
-        }
-        let drained = relay(bench, results, group, &large_case, &Messages::central(large))?;
-        results.add(HELD, &format!("{large_case} x 200 B"), RELAY, MEMORY, drained.memory as f64 / 1e6);
-    }
-    say(bench, results, group, &small_case);
-    if bench.pick(false, true) {
-        copy_central(bench, results, group, "1,000,000");
-    }
-    say(bench, results, group, &large_case);
-    let r11 = Ratio {
-        id: "R11".into(),
-        what: format!("drain rate of a backlog of {large_case} / of {small_case}"),
-        value: median(&samples(results, group, &large_case, RELAY)?)
-            / median(&samples(results, group, &small_case, RELAY)?),
-        unit: String::new(),
-        good: Good::AtLeast,
-        required: 0.95,
-        aim: Some(1.0),
-        method: format!("medians of {rounds} large and {} small drains, three small before each large one", 3 * rounds),
-    };
-    let r12 = memory_ratio(results, "R12a", &format!("{large_case} x 200 B"), rounds)?;
-    results.ratios.extend([r11, r12]);
-    Ok(())
-}
-
-/// The second half of R12.
-fn large_values(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let group = "drain of large values";
-    let (count, rounds) = bench.pick((500, bench.rounds.min(3)), (10_000, 1));
-    let messages = Messages { value_bytes: LARGE, a_commit: 10, ..Messages::central(count) };
-    let case = format!("{} x 1 MB", thousands(count));
-    for _ in 0..rounds {
-        let drained = relay(bench, results, group, &case, &messages)?;
-        results.add(HELD, &case, RELAY, MEMORY, drained.memory as f64 / 1e6);
-    }
-    results.note(group, &case, RELAY, &format!("values of {LARGE} B, incompressible; rounds: {rounds}"));
-    say(bench, results, group, &case);
-    let r12 = memory_ratio(results, "R12b", &case, rounds)?;
-    results.ratios.push(r12);
-    Ok(())
-}
-
-fn memory_ratio(results: &Results, id: &str, case: &str, rounds: usize) -> Result<Ratio> {
-    Ok(Ratio {
-        id: id.into(),
-        what: format!("memory of the relay while it drains {case}"),
-        value: samples(results, HELD, case, RELAY)?.into_iter().fold(0.0, f64::max),
-        unit: " MB".into(),
-        good: Good::AtMost,
-        required: 128.0,
-        aim: Some(64.0),
-        method: format!("highest RssAnon, looked at every 10 ms, of all rounds: {rounds}"),
-    })
-}
-
-/// A drain and its raw producer, taking turns.
-fn beside_raw(bench: &Bench<'_>, results: &mut Results, group: &str, case: &str, messages: &Messages) -> Result<()> {
-    for _ in 0..bench.rounds {
-        let produced = produce(bench, results, messages, Headers::None)?;
-        results.add(group, case, RAW, RATE, messages.count as f64 / produced.took.as_secs_f64());
-        relay(bench, results, group, case, messages)?;
-    }
-    say(bench, results, group, case);
-    Ok(())
-}
-
 /// One drain by the relay, and its sample.
-fn relay(bench: &Bench<'_>, results: &mut Results, group: &str, case: &str, messages: &Messages) -> Result<Drained> {
+pub fn relay(
+    bench: &Bench<'_>,
+    results: &mut Results,
+    group: &str,
+    case: &str,
+    messages: &Messages,
+) -> Result<Drained> {
     let drained = backlog::drain(bench, results, messages).with_context(|| format!("{group}: {case}"))?;
     results.add(group, case, RELAY, RATE, drained.rate(messages));
     Ok(drained)
 }
 
 /// One run of the raw producer to a topic of its own, read back.
-fn produce(bench: &Bench<'_>, results: &mut Results, messages: &Messages, headers: Headers) -> Result<Produced> {
+pub fn produce(bench: &Bench<'_>, results: &mut Results, messages: &Messages, headers: Headers) -> Result<Produced> {
     let broker = &bench.servers.broker;
     let topic = bench.new_topic("raw", messages.partitions)?;
     bench.terminal.draw(format_args!("{topic}: producing {} messages", messages.count));
@@ -284,20 +143,8 @@ fn produce(bench: &Bench<'_>, results: &mut Results, messages: &Messages, header
     Ok(produced)
 }
 
-/// The samples of the central case, where a group has it among its cases.
-fn copy_central(bench: &Bench<'_>, results: &mut Results, group: &str, case: &str) {
-    for who in [RAW, RELAY] {
-        if let Some(figure) = results.figure(CENTRAL, &central_case(bench), who) {
-            let mut figure = figure.clone();
-            figure.group = group.to_owned();
-            figure.case = case.to_owned();
-            figure.note = "the central case".to_owned();
-            results.figures.push(figure);
-        }
-    }
-}
-
-fn say(bench: &Bench<'_>, results: &Results, group: &str, case: &str) {
+/// Says how fast that was.
+pub fn say(bench: &Bench<'_>, results: &Results, group: &str, case: &str) {
     let rate = |who: &str| results.figure(group, case, who).map(|figure| figure.median());
     match (rate(RELAY), rate(RAW)) {
         (Some(relay), Some(raw)) => {
@@ -310,7 +157,8 @@ fn say(bench: &Bench<'_>, results: &Results, group: &str, case: &str) {
     }
 }
 
-fn samples(results: &Results, group: &str, case: &str, who: &str) -> Result<Vec<f64>> {
+/// The samples of a series that must be there.
+pub fn samples(results: &Results, group: &str, case: &str, who: &str) -> Result<Vec<f64>> {
     let figure =
         results.figure(group, case, who).with_context(|| format!("nothing measured of {group}, {case}, {who}"))?;
     Ok(figure.samples.clone())

@@ -5,6 +5,7 @@
 
 mod backlog;
 mod drain;
+mod factors;
 mod fill;
 mod messages;
 mod raw;
@@ -12,6 +13,7 @@ mod read_back;
 mod report;
 mod results;
 mod servers;
+mod sizes;
 mod xmin;
 
 use std::cell::Cell;
@@ -78,6 +80,8 @@ type Family = (&'static str, &'static str, fn(&Bench<'_>, &mut Results) -> Resul
 /// In the order in which they are measured.
 const FAMILIES: &[Family] = &[
     ("drain", "Draining a backlog beside the raw limits", drain::measure),
+    ("factors", "Draining with one factor varied at a time", factors::measure),
+    ("sizes", "Draining few and many, small and large messages", sizes::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
 ];
 

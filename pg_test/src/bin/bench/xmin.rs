@@ -17,6 +17,7 @@ use crate::read_back;
 use crate::results::{Good, Ratio, Results, median};
 
 const GROUP: &str = "drain beside an old transaction";
+const COST: &str = "processor time beside an old transaction";
 const HELD: &str = "horizon held";
 const BEFORE: &str = "before";
 const AFTER: &str = "after it has ended, and a vacuum";
@@ -92,6 +93,8 @@ fn drains(bench: &Bench<'_>, results: &mut Results, case: &str, rounds: usize, m
     for round in 1..=rounds {
         let drained = backlog::drain(bench, results, messages).with_context(|| format!("drain {case}"))?;
         results.add(GROUP, case, "relay", "messages/s", drained.rate(messages));
+        let millions = messages.count as f64 / 1e6;
+        results.add(COST, case, "relay", "s per 1M messages", drained.processor.as_secs_f64() / millions);
         bench.terminal.good(format_args!("{case}, drain {round}: {:.0}/s", drained.rate(messages)));
     }
     Ok(())
