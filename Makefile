@@ -107,7 +107,7 @@ soak: servers test-hooks
 
 # A private PostgreSQL with the extension in it, Kafka's jars, and the programs that start and use both.
 servers: prepare
-	@$(step) 'Fetching Kafka' pg_test/bin/fetch-kafka
+	@$(step) 'Fetching Kafka' pg_test/bin/fetch-jars kafka
 	@$(step) 'Building the extension' cargo build $(extension)
 	@$(step) 'Building demo and benchmark' cargo build $(pg_test) --bins
 	@$(step) 'Copying PostgreSQL to a place of its own' pg_test/bin/private-postgres
