@@ -20,7 +20,7 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench bench-full soak clean \
+.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench bench-full debezium soak clean \
 	check-simulated simulate simulate-mutations
 
 help:
@@ -123,10 +123,14 @@ test-hooks: prepare
 demo: servers
 	@$(with_state) cargo run -q $(pg_test) --bin demo
 
-bench: servers
+# What it compares with.
+debezium: prepare
+	@$(step) 'Fetching Debezium' pg_test/bin/fetch-jars connect
+
+bench: servers debezium
 	@$(with_state) cargo run -q $(pg_test) --bin bench -- short
 
-bench-full: servers
+bench-full: servers debezium
 	@$(with_state) cargo run -q $(pg_test) --bin bench -- full
 
 listen:

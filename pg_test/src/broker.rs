@@ -215,11 +215,7 @@ impl Broker {
 
     /// The version of Kafka, from its jars.
     pub fn version(&self) -> Result<String> {
-        let libraries = state::kafka_libraries()?;
-        let jars = fs::read_dir(&libraries).with_context(|| format!("could not read {libraries:?}"))?;
-        jars.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .find_map(|name| Some(name.strip_prefix("kafka_2.13-")?.strip_suffix(".jar")?.to_owned()))
-            .context("there is no jar of the broker")
+        state::version_of("kafka_2.13", &state::kafka_libraries()?)
     }
 
     /// Where the server writes what it has to say.

@@ -1,4 +1,5 @@
-//! A Postgres cluster of our own: reached only through a socket in its own closed directory, so it needs no port.
+//! A Postgres cluster of our own: reached through a socket in its own closed directory, so it needs no port unless a client
+//! knows nothing else.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, Config, NoTls};
 
+use crate::broker::two_free_ports;
 use crate::process::{self, Launch, Lifetime, Process, Signal};
 use crate::state;
 use crate::wait::{self, Seen};
@@ -16,7 +18,7 @@ use crate::wait::{self, Seen};
 /// The superuser of every cluster.
 pub const SUPERUSER: &str = "postgres";
 
-/// Names the socket; no TCP port of this number is opened.
+/// Names the socket, unless a TCP port was opened, whose number it then has.
 const SOCKET_NUMBER: u16 = 5432;
 
 /// The kernel's limit for the path of a socket.
@@ -38,6 +40,7 @@ pub enum Shutdown {
 #[derive(Clone, Debug)]
 pub struct Address {
     socket_directory: PathBuf,
+    port: u16,
 }
 
 impl Address {
@@ -45,7 +48,7 @@ impl Address {
     pub fn connect(&self, database: &str) -> Result<Client> {
         Config::new()
             .host_path(&self.socket_directory)
-            .port(SOCKET_NUMBER)
+            .port(self.port)
             .user(SUPERUSER)
             .dbname(database)
             .connect_timeout(Duration::from_secs(10))
@@ -60,7 +63,7 @@ impl Address {
 
     /// What libpq calls the port.
     pub fn port(&self) -> u16 {
-        SOCKET_NUMBER
+        self.port
     }
 }
 
@@ -95,7 +98,7 @@ impl Cluster {
     pub fn copy_as_standby(&self, directory: &Path) -> Result<Cluster> {
         let standby = Cluster::without_data(directory, self.programs.clone(), self.lifetime)?;
         let mut copy = state::as_server_user(self.programs.join("pg_basebackup"));
-        copy.arg("--host").arg(self.address.host()).args(["--port", &SOCKET_NUMBER.to_string()]);
+        copy.arg("--host").arg(self.address.host()).args(["--port", &self.address.port.to_string()]);
         copy.args(["--username", SUPERUSER, "--checkpoint", "fast", "--wal-method", "stream", "--no-sync"]);
         // That includes the connection to its primary.
         copy.arg("--write-recovery-conf").arg("--pgdata").arg(&standby.data);
@@ -115,7 +118,7 @@ impl Cluster {
         Ok(Cluster {
             data: directory.join("data"),
             log: directory.join("server.log"),
-            address: Address { socket_directory: directory },
+            address: Address { socket_directory: directory, port: SOCKET_NUMBER },
             programs,
             lifetime,
             postmaster: None,
@@ -137,6 +140,20 @@ impl Cluster {
             writeln!(file, "{name} = '{}'", value.replace('\'', "''")).context("could not write postgresql.conf")?;
         }
         Ok(())
+    }
+
+    /// For a client that knows no sockets: opens a TCP port on 127.0.0.1 on which this role, by its password, reaches this
+    /// database, and nobody anything else. From the next start on, which has to follow; the port.
+    pub fn open_port(&mut self, database: &str, role: &str) -> Result<u16> {
+        let [port, _] = two_free_ports()?;
+        let rules = self.data.join("pg_hba.conf");
+        let text = format!(
+            "local all all trust\nlocal replication all trust\nhost {database} {role} 127.0.0.1/32 scram-sha-256\n"
+        );
+        fs::write(&rules, text).with_context(|| format!("could not write {rules:?}"))?;
+        self.configure(&[("listen_addresses", "127.0.0.1"), ("port", &port.to_string())])?;
+        self.address.port = port;
+        Ok(port)
     }
 
     /// Starts the server and waits until it answers.
@@ -252,7 +269,7 @@ impl Cluster {
         let mut program = Command::new(self.programs.join(name));
         state::clean_environment(&mut program);
         program.arg("--host").arg(self.address.host());
-        program.args(["--port", &SOCKET_NUMBER.to_string(), "--username", SUPERUSER]);
+        program.args(["--port", &self.address.port.to_string(), "--username", SUPERUSER]);
         program
     }
 

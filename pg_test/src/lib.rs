@@ -9,6 +9,7 @@
 //! - [`broker`]: an Apache Kafka broker of our own
 //! - [`security`]: TLS, SASL and ACLs for it
 //! - [`brokers`]: three of them that replicate to each other
+//! - [`connect`]: Kafka Connect, which runs the Debezium that the benchmark compares with
 //! - [`proxy`]: what lies between a client and a broker, and may swallow everything
 //! - [`load`]: writers that enqueue, roll back, lose their connection, and know what they committed
 //! - [`consumer`]: reads back what reached Kafka; it shares nothing with the extension but the protocol
@@ -20,6 +21,7 @@ pub mod broker;
 pub mod brokers;
 pub mod checker;
 pub mod cluster;
+pub mod connect;
 pub mod consumer;
 pub mod load;
 pub mod murmur2;

@@ -42,11 +42,28 @@ pub fn postgres_programs_with_test_hooks() -> Result<PathBuf> {
     Ok(programs)
 }
 
-/// The class path of the broker.
+/// The jars of the broker.
 pub fn kafka_libraries() -> Result<PathBuf> {
-    let libraries = directory()?.join("kafka/libs");
-    ensure!(libraries.is_dir(), "no Kafka in {libraries:?}; pg_test/bin/fetch-kafka makes it");
+    libraries("kafka")
+}
+
+/// The jars of Debezium and of the Kafka Connect that runs it.
+pub fn connect_libraries() -> Result<PathBuf> {
+    libraries("connect")
+}
+
+fn libraries(name: &str) -> Result<PathBuf> {
+    let libraries = directory()?.join(name).join("libs");
+    ensure!(libraries.is_dir(), "no jars in {libraries:?}; \"pg_test/bin/fetch-jars {name}\" brings them");
     Ok(libraries)
+}
+
+/// The version of an artifact, from the name of its jar.
+pub fn version_of(artifact: &str, libraries: &Path) -> Result<String> {
+    let jars = fs::read_dir(libraries).with_context(|| format!("could not read {libraries:?}"))?;
+    jars.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .find_map(|name| Some(name.strip_prefix(artifact)?.strip_prefix('-')?.strip_suffix(".jar")?.to_owned()))
+        .with_context(|| format!("there is no jar of {artifact} in {libraries:?}"))
 }
 
 /// Postgres refuses to run as root: then its programs run as the user `postgres`.

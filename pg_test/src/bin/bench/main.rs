@@ -4,6 +4,7 @@
 //! run that lost, invented, repeated or reordered a message ends the benchmark with an error.
 
 mod backlog;
+mod debezium;
 mod drain;
 mod factors;
 mod fill;
@@ -82,6 +83,7 @@ const FAMILIES: &[Family] = &[
     ("drain", "Draining a backlog beside the raw limits", drain::measure),
     ("factors", "Draining with one factor varied at a time", factors::measure),
     ("sizes", "Draining few and many, small and large messages", sizes::measure),
+    ("debezium", "Draining beside Debezium", debezium::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
 ];
 
