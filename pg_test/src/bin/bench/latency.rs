@@ -1,84 +1,151 @@
-//! One message at a time on an idle system: commit to consumer beside produce to consumer, taking turns.
+//! One message at a time on an idle system: commit to consumer beside produce to consumer, taking turns (R5).
+//!
+//! Reason: what an outbox adds to the way of a single message shows best where nothing else waits. Both contestants go to a
+//! topic with one partition with `linger.ms = 0`, and the same consumer in this process waits for both, so its price is the
+//! same. The relay's time counts from the answer to COMMIT; from sending COMMIT it includes the flush of WAL to disk, and is
+//! told beside it. The raw producer adds no header.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use outbox_relay_pg_test::consumer::Consumer;
-use outbox_relay_pg_test::terminal::Terminal;
 use rdkafka::producer::BaseRecord;
 use uuid::Uuid;
 
-use crate::servers::Servers;
-use crate::{Options, drain, raw};
+use crate::Bench;
+use crate::raw;
+use crate::results::{Good, Ratio, Results, median_of_ratios};
 
 const AT_MOST: Duration = Duration::from_secs(60);
+const GROUP: &str = "latency, idle";
+const VALUE_BYTES: usize = 200;
 /// Before the first one counts: connections, metadata, caches.
 const WARM_UP: usize = 100;
 const RAW: &str = "latency-raw";
 const RELAY: &str = "latency-relay";
-
-/// What was measured, sorted.
-pub struct Latencies {
-    /// The raw producer: from produce to the consumer.
-    pub raw: Vec<Duration>,
-    /// The relay: from the answer to COMMIT to the consumer.
-    pub from_committed: Vec<Duration>,
-    /// The relay: from sending COMMIT to the consumer; this includes the flush of WAL to disk.
-    pub from_commit_sent: Vec<Duration>,
-}
+/// The contestants, in the order in which a turn gives their times.
+const WHO: [&str; 3] =
+    ["raw producer, produce to consumer", "relay, commit answered to consumer", "relay, commit sent to consumer"];
+const PERCENTS: [usize; 3] = [50, 95, 99];
 
 /// Takes turns so that both meet the same machine.
-pub fn measure(terminal: &Terminal, servers: &Servers, options: &Options) -> Result<Latencies> {
-    let mut client = servers.session()?;
-    drain::enable(servers, &mut client, true)?;
+pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
+    let servers = bench.servers;
+    servers.enable(true)?;
     for topic in [RAW, RELAY] {
         servers.broker.create_topic(topic, 1, &[])?;
     }
-    let producer = raw::producer(&servers.broker)?;
-    let mut consumer = Consumer::follow(&servers.broker.bootstrap(), &[RAW, RELAY])?;
-    let enqueue = client.prepare("select outbox.enqueue($1::text, 'key', $2::text)")?;
-    let value = "x".repeat(raw::VALUE_BYTES);
-    let mut latencies = Latencies { raw: Vec::new(), from_committed: Vec::new(), from_commit_sent: Vec::new() };
-    let mut rng = fastrand::Rng::with_seed(1);
-    for number in 0..WARM_UP + options.messages {
-        terminal.draw(format_args!("message {number} of {}", WARM_UP + options.messages));
-        idle(&mut rng);
+    let mut turns = Turns::prepare(bench)?;
+    for _ in 0..WARM_UP {
+        turns.next()?;
+    }
+    let messages = bench.pick(200, 1_000);
+    // For each contestant and each percentile one sample a round.
+    let mut series = [const { [const { Vec::<f64>::new() }; PERCENTS.len()] }; WHO.len()];
+    for round in 1..=bench.rounds {
+        let mut times = [const { Vec::<Duration>::new() }; WHO.len()];
+        for number in 1..=messages {
+            bench.terminal.draw(format_args!("round {round} of {}, message {number} of {messages}", bench.rounds));
+            for (times, time) in times.iter_mut().zip(turns.next()?) {
+                times.push(time);
+            }
+        }
+        for (series, mut times) in series.iter_mut().zip(times) {
+            times.sort_unstable();
+            for (samples, percent) in series.iter_mut().zip(PERCENTS) {
+                samples.push(percentile(&times, percent).as_secs_f64() * 1000.0);
+            }
+        }
+    }
+    results.records_read_back += turns.read;
+    servers.enable(false)?;
+
+    let value = median_of_ratios(&series[1][0], &series[0][0]);
+    bench.terminal.good(format_args!("p50 commit to consumer / p50 produce to consumer {value:.2}"));
+    results.ratios.push(Ratio {
+        id: "R5".into(),
+        what: "p50 from commit to consumer / p50 from produce to consumer of the raw producer, idle".into(),
+        value,
+        unit: String::new(),
+        good: Good::AtMost,
+        required: 2.0,
+        aim: Some(1.5),
+        method: format!(
+            "one message at a time in turns, {messages} of each a round, {} rounds, median of their ratios; linger 0 both, from \
+             the answer to COMMIT",
+            bench.rounds
+        ),
+    });
+    for (who, series) in WHO.into_iter().zip(series) {
+        for (samples, percent) in series.into_iter().zip(PERCENTS) {
+            let case = format!("p{percent}");
+            for sample in samples {
+                results.add(GROUP, &case, who, "ms", sample);
+            }
+            let note = format!("{VALUE_BYTES} bytes, one partition; {messages} messages a round, one at a time");
+            results.note(GROUP, &case, who, &note);
+        }
+    }
+    Ok(())
+}
+
+/// Both contestants, ready.
+struct Turns {
+    client: postgres::Client,
+    enqueue: postgres::Statement,
+    producer: rdkafka::producer::BaseProducer<raw::Acknowledged>,
+    consumer: Consumer,
+    value: String,
+    rng: fastrand::Rng,
+    read: u64,
+}
+
+impl Turns {
+    fn prepare(bench: &Bench<'_>) -> Result<Turns> {
+        let servers = bench.servers;
+        let mut client = servers.session()?;
+        Ok(Turns {
+            enqueue: client.prepare("select outbox.enqueue($1::text, 'key', $2::text)")?,
+            client,
+            producer: raw::producer(&servers.broker)?,
+            consumer: Consumer::follow(&servers.broker.bootstrap(), &[RAW, RELAY])?,
+            value: "x".repeat(VALUE_BYTES),
+            rng: fastrand::Rng::with_seed(1),
+            read: 0,
+        })
+    }
+
+    /// One message of each; the times are in the order of [`WHO`].
+    fn next(&mut self) -> Result<[Duration; WHO.len()]> {
+        self.idle();
         let produced = Instant::now();
-        producer.send(BaseRecord::to(RAW).key("key").payload(&value)).map_err(|(error, _)| error)?;
-        let record = consumer.next(AT_MOST)?.context("the raw message did not arrive")?;
+        self.producer.send(BaseRecord::to(RAW).key("key").payload(&self.value)).map_err(|(error, _)| error)?;
+        let record = self.consumer.next(AT_MOST)?.context("the raw message did not arrive")?;
         let raw = produced.elapsed();
         ensure!(record.topic == RAW, "an unexpected record arrived");
-        producer.poll(Duration::ZERO);
+        self.producer.poll(Duration::ZERO);
 
-        idle(&mut rng);
-        let mut transaction = client.transaction()?;
-        let id: Uuid = transaction.query_one(&enqueue, &[&RELAY, &value])?.get(0);
+        self.idle();
+        let mut transaction = self.client.transaction()?;
+        let id: Uuid = transaction.query_one(&self.enqueue, &[&RELAY, &self.value])?.get(0);
         let sent = Instant::now();
         transaction.commit()?;
         let committed = Instant::now();
-        let record = consumer.next(AT_MOST)?.context("the enqueued message did not arrive")?;
+        let record = self.consumer.next(AT_MOST)?.context("the enqueued message did not arrive")?;
         let arrived = Instant::now();
         ensure!(record.message_id()? == id, "an unexpected record arrived");
-        if number >= WARM_UP {
-            latencies.raw.push(raw);
-            latencies.from_committed.push(arrived - committed);
-            latencies.from_commit_sent.push(arrived - sent);
-        }
+        self.read += 2;
+        Ok([raw, arrived - committed, arrived - sent])
     }
-    terminal.wipe();
-    for times in [&mut latencies.raw, &mut latencies.from_committed, &mut latencies.from_commit_sent] {
-        times.sort_unstable();
-    }
-    Ok(latencies)
-}
 
-/// Lets everything come to rest, never in step with anybody's timer.
-fn idle(rng: &mut fastrand::Rng) {
-    thread::sleep(Duration::from_micros(rng.u64(3_000..12_000)));
+    /// Lets everything come to rest, never in step with anybody's timer.
+    fn idle(&mut self) {
+        thread::sleep(Duration::from_micros(self.rng.u64(3_000..12_000)));
+    }
 }
 
 /// The time that `percent` of the sorted times do not exceed.
-pub fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
 }

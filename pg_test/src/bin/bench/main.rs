@@ -8,6 +8,8 @@ mod debezium;
 mod drain;
 mod factors;
 mod fill;
+mod idle;
+mod latency;
 mod messages;
 mod raw;
 mod read_back;
@@ -84,6 +86,8 @@ const FAMILIES: &[Family] = &[
     ("factors", "Draining with one factor varied at a time", factors::measure),
     ("sizes", "Draining few and many, small and large messages", sizes::measure),
     ("debezium", "Draining beside Debezium", debezium::measure),
+    ("latency", "One message at a time on an idle system", latency::measure),
+    ("idle", "Nothing to do", idle::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
 ];
 
