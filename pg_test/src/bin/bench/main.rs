@@ -7,10 +7,12 @@ mod backlog;
 mod debezium;
 mod drain;
 mod factors;
+mod enqueue;
 mod fill;
 mod idle;
 mod latency;
 mod messages;
+mod pgbench;
 mod raw;
 mod read_back;
 mod report;
@@ -86,6 +88,7 @@ const FAMILIES: &[Family] = &[
     ("factors", "Draining with one factor varied at a time", factors::measure),
     ("sizes", "Draining few and many, small and large messages", sizes::measure),
     ("debezium", "Draining beside Debezium", debezium::measure),
+    ("enqueue", "Saving a message beside inserting a row", enqueue::measure),
     ("latency", "One message at a time on an idle system", latency::measure),
     ("idle", "Nothing to do", idle::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
