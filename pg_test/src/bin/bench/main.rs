@@ -3,6 +3,7 @@
 //! Each family of cases is a module with a function `measure`, and one line in [`FAMILIES`]. Every drain is read back: a fast
 //! run that lost, invented, repeated or reordered a message ends the benchmark with an error.
 
+mod arrivals;
 mod backlog;
 mod debezium;
 mod drain;
@@ -12,6 +13,7 @@ mod fill;
 mod idle;
 mod latency;
 mod messages;
+mod numbered;
 mod pgbench;
 mod raw;
 mod read_back;
@@ -19,6 +21,7 @@ mod report;
 mod results;
 mod servers;
 mod sizes;
+mod steady;
 mod xmin;
 
 use std::cell::Cell;
@@ -89,6 +92,7 @@ const FAMILIES: &[Family] = &[
     ("sizes", "Draining few and many, small and large messages", sizes::measure),
     ("debezium", "Draining beside Debezium", debezium::measure),
     ("enqueue", "Saving a message beside inserting a row", enqueue::measure),
+    ("steady", "Writers and the relay at the same time", steady::measure),
     ("latency", "One message at a time on an idle system", latency::measure),
     ("idle", "Nothing to do", idle::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
