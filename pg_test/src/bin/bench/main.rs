@@ -6,6 +6,7 @@
 mod arrivals;
 mod backlog;
 mod debezium;
+mod bystander;
 mod drain;
 mod factors;
 mod enqueue;
@@ -22,6 +23,7 @@ mod results;
 mod servers;
 mod sizes;
 mod steady;
+mod wal;
 mod xmin;
 
 use std::cell::Cell;
@@ -94,6 +96,8 @@ const FAMILIES: &[Family] = &[
     ("enqueue", "Saving a message beside inserting a row", enqueue::measure),
     ("steady", "Writers and the relay at the same time", steady::measure),
     ("latency", "One message at a time on an idle system", latency::measure),
+    ("bystander", "What others on the server notice of a busy relay", bystander::measure),
+    ("wal", "WAL of a message over its whole life", wal::measure),
     ("idle", "Nothing to do", idle::measure),
     ("xmin", "Draining while a transaction holds the horizon", xmin::measure),
 ];

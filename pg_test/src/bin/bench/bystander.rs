@@ -1,0 +1,157 @@
+//! What others on the same server notice of a busy relay (R8).
+//!
+//! Reason: the relay lives in somebody's production database server. pgbench's TPC-B-like transactions in another database
+//! come at a fixed rate, a third of what the machine can do of them, at random times of that mean. Counted is the time from
+//! when a transaction was due to its answer, so that waiting in line counts too.
+//!
+//! Three turns a round: the relay idle; the relay busy at a quarter of the rate at which it drains a backlog, fed by calls of
+//! a thousand messages; and the same feeder writing to a table of the same shape that no relay looks at. The last is the
+//! control: what is between it and idle is the price of writing the rows at all, what is between it and busy is the relay's,
+//! Kafka's included, which here shares the two cores too.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::Bench;
+use crate::arrivals::Arrivals;
+use crate::backlog;
+use crate::messages::Messages;
+use crate::numbered::{self, Target};
+use crate::pgbench::{self, Load, Script, Until};
+use crate::raw;
+use crate::results::{Good, Ratio, Results, median, median_of_ratios};
+use crate::servers::DATABASE;
+
+const GROUP: &str = "bystander";
+const BYSTANDER: &str = "bystander";
+const TOPIC: &str = "bystander";
+const PARTITIONS: i32 = 4;
+/// A million accounts.
+const SCALE: u32 = 10;
+const CLIENTS: usize = 8;
+/// Messages a call of the feeder.
+const A_COMMIT: u64 = 1_000;
+/// By which the feeder begins before the bystander and goes on after it.
+const MARGIN: Duration = Duration::from_secs(1);
+const PERCENTS: [usize; 3] = [50, 95, 99];
+
+/// What else happens while the bystander works.
+const TURNS: [(&str, Option<Target<'static>>); 3] = [
+    ("relay idle", None),
+    ("relay busy", Some(Target::Outbox(TOPIC))),
+    ("the same rows into a raw table, no relay", Some(Target::RawTable)),
+];
+
+/// All rounds.
+pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
+    let servers = bench.servers;
+    let messages = Messages::central(bench.pick(200_000, 1_000_000));
+    let drain = backlog::drain(bench, results, &messages)?.rate(&messages);
+    servers.cluster.connect("postgres")?.batch_execute(&format!("create database {BYSTANDER}"))?;
+    pgbench::create_tables(servers, BYSTANDER, SCALE)?;
+    servers.broker.create_topic(TOPIC, PARTITIONS, &[])?;
+    let mut arrivals = Arrivals::follow(&servers.broker.bootstrap(), TOPIC)?;
+    let mut client = servers.session()?;
+    raw::make_table(&mut client)?;
+    servers.enable(true)?;
+
+    let seconds = bench.pick(3, 20);
+    let flat_out = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
+    let capacity = pgbench::run(servers, &flat_out)?.rate;
+    let rate = capacity / 3.0;
+    let feed = drain / 4.0;
+    bench.terminal.say(format_args!(
+        "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {feed:.0}"
+    ));
+
+    let mut series = [const { [const { Vec::<f64>::new() }; PERCENTS.len()] }; TURNS.len()];
+    for round in 1..=bench.rounds {
+        for ((who, target), series) in TURNS.iter().zip(&mut series) {
+            bench.terminal.draw(format_args!("round {round} of {}: {who}", bench.rounds));
+            let base = arrivals.next_base();
+            let feeder = target.map(|target| start_feeder(bench, target, seconds, feed, base)).transpose()?;
+            if feeder.is_some() {
+                std::thread::sleep(MARGIN);
+            }
+            let mut load = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
+            load.rate = Some(rate);
+            load.log = true;
+            let mut times: Vec<f64> = pgbench::run(servers, &load)?
+                .log()?
+                .iter()
+                .map(|transaction| transaction.took.as_secs_f64() * 1000.0)
+                .collect();
+            times.sort_unstable_by(f64::total_cmp);
+            for (samples, percent) in series.iter_mut().zip(PERCENTS) {
+                samples.push(pgbench::percentile(&times, percent));
+            }
+            if let Some(feeder) = feeder {
+                let fed = feeder.finish()?.transactions * A_COMMIT;
+                if let Some(Target::Outbox(_)) = target {
+                    numbered::wait_until_empty(&mut client)?;
+                    arrivals.read_run(base, || Some(fed))?;
+                    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+                } else {
+                    client.batch_execute("truncate raw_message").context("could not empty the raw table")?;
+                }
+            }
+        }
+    }
+    results.records_read_back += arrivals.read();
+    servers.enable(false)?;
+    servers.cluster.connect("postgres")?.batch_execute(&format!("drop database {BYSTANDER}"))?;
+
+    let [idle, busy, control] = series.each_ref().map(|series| &series[1]);
+    let value = median_of_ratios(idle, busy);
+    let of_control = median_of_ratios(idle, control);
+    bench.terminal.good(format_args!(
+        "p95 of the bystander: idle {:.2} ms, busy {:.2} ms, control {:.2} ms; idle / busy {value:.3}, idle / control {of_control:.3}",
+        median(idle),
+        median(busy),
+        median(control)
+    ));
+    results.ratios.push(Ratio {
+        id: "R8".into(),
+        what: "p95 of a bystander, relay idle / relay busy at a quarter of its drain rate".into(),
+        value,
+        unit: String::new(),
+        good: Good::AtLeast,
+        required: 0.85,
+        aim: Some(0.95),
+        method: format!(
+            "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
+             the relay gets {feed:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
+             ratios; with the same rows into a raw table and no relay it is {of_control:.3}",
+            bench.rounds
+        ),
+    });
+    for ((who, _), series) in TURNS.iter().zip(series) {
+        for (samples, percent) in series.into_iter().zip(PERCENTS) {
+            let case = format!("p{percent}");
+            for sample in samples {
+                results.add(GROUP, &case, who, "ms", sample);
+            }
+            let note = format!("{rate:.0} transactions/s of pgbench tpcb-like beside {feed:.0} messages/s");
+            results.note(GROUP, &case, who, &note);
+        }
+    }
+    Ok(())
+}
+
+/// Begins to write before the bystander, and goes on for longer.
+fn start_feeder(
+    bench: &Bench<'_>,
+    target: Target<'_>,
+    seconds: u64,
+    messages_a_second: f64,
+    base: u64,
+) -> Result<pgbench::Running> {
+    let script = numbered::script(target, A_COMMIT);
+    let until = Until::Seconds(seconds + 2 * MARGIN.as_secs());
+    let variables = [(numbered::BASE, base as i64)];
+    let mut load = Load::new(DATABASE, Script::Text(&script), 1, until);
+    load.variables = &variables;
+    load.rate = Some(messages_a_second / A_COMMIT as f64);
+    pgbench::start(bench.servers, &load)
+}
