@@ -30,7 +30,7 @@ help:
 	@echo 'make psql        psql on the demo'
 	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
-	@echo 'make bench       compare with the raw limits and with Debezium, in about 5 minutes; make bench-full: all cases, 2 hours'
+	@echo 'make bench       compare with the raw limits and with Debezium, in about 5 minutes; make bench-full: all cases, 2 hours, into docs/performance.md'
 	@echo 'make soak        the cluster tests, the long way; SOAK_MINUTES=N (default 5) is the length of an outage'
 	@echo
 	@echo 'make build       build the extension; then, as who may write there: make install'
@@ -61,6 +61,7 @@ install:
 
 test: prepare lint check-pure check-simulated check-kafka servers test-hooks
 	@$(step) 'Testing the checker' cargo test $(pg_test) --lib
+	@$(step) 'Testing what the benchmark makes of its results' cargo test $(pg_test) --bin bench
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,All tests passed)
@@ -131,7 +132,7 @@ bench: servers debezium
 	@$(with_state) cargo run -q $(pg_test) --bin bench -- short
 
 bench-full: servers debezium
-	@$(with_state) cargo run -q $(pg_test) --bin bench -- full
+	@$(with_state) cargo run -q $(pg_test) --bin bench -- full --docs
 
 listen:
 	@$(with_state) cargo run -q $(pg_test) --bin demo -- listen

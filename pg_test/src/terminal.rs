@@ -53,6 +53,12 @@ impl Terminal {
         println!("  {} {text}", self.paint("1;31", "FAILED"));
     }
 
+    /// Something that was to be reached, and whether it was.
+    pub fn verdict(&self, reached: bool, text: impl Display) {
+        let verdict = if reached { self.paint("1;32", "ok    ") } else { self.paint("1;31", "missed") };
+        println!("  {verdict} {text}");
+    }
+
     /// Emphasis inside a line.
     pub fn strong(&self, text: impl Display) -> String {
         self.paint("1", text)

@@ -5,11 +5,11 @@
 
 mod arrivals;
 mod backlog;
-mod debezium;
 mod bystander;
+mod debezium;
 mod drain;
-mod factors;
 mod enqueue;
+mod factors;
 mod fill;
 mod idle;
 mod latency;
@@ -27,6 +27,7 @@ mod wal;
 mod xmin;
 
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -37,11 +38,14 @@ use results::Results;
 use servers::Servers;
 
 const USAGE: &str = "\
-usage: bench [short|full] [--only FAMILY[,FAMILY]] [--rounds N]
+usage: bench [short|full] [--only FAMILY[,FAMILY]] [--rounds N] [--docs]
+       bench report FILE.json [--docs]
   short          the central case and what is promised, in about 5 minutes (default)
   full           all cases, in less than 2 hours
   --only FAMILY  these families alone, and no verdict
-  --rounds N     rounds of each comparison (default 5); medians count";
+  --rounds N     rounds of each comparison (default 5); medians count
+  --docs         put the page and its plots into docs/, not beside the results
+  report         say again what a file of results holds, and make its page again";
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +110,8 @@ struct Options {
     mode: Mode,
     only: Vec<String>,
     rounds: usize,
+    docs: bool,
+    report: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -121,11 +127,13 @@ fn main() -> ExitCode {
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { mode: Mode::Short, only: Vec::new(), rounds: 5 };
+    let mut options = Options { mode: Mode::Short, only: Vec::new(), rounds: 5, docs: false, report: None };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "short" => options.mode = Mode::Short,
             "full" => options.mode = Mode::Full,
+            "report" => options.report = Some(arguments.next().context(USAGE)?.into()),
+            "--docs" => options.docs = true,
             "--only" => {
                 let names = arguments.next().context(USAGE)?;
                 options.only = names.split(',').map(str::to_owned).collect();
@@ -145,10 +153,14 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             _ => bail!(USAGE),
         }
     }
+    ensure!(options.only.is_empty() || !options.docs, "a run of some families makes no page for docs/");
     Ok(options)
 }
 
 fn run(terminal: &Terminal, options: &Options) -> Result<()> {
+    if let Some(json) = &options.report {
+        return report::again(terminal, json, options.docs);
+    }
     let since = Instant::now();
     terminal.title("Starting a PostgreSQL and a Kafka of the benchmark's own");
     let servers = servers::start(terminal)?;
@@ -164,8 +176,15 @@ fn run(terminal: &Terminal, options: &Options) -> Result<()> {
             terminal.title(title);
             servers.enable(false)?;
             measure(&bench, &mut results).with_context(|| format!("family {name}"))?;
+            results.minutes = since.elapsed().as_secs_f64() / 60.0;
+            // What follows may fail.
+            report::save(&results, &servers.directory)?;
         }
     }
-    results.minutes = since.elapsed().as_secs_f64() / 60.0;
-    report::publish(&bench, &results, options.only.is_empty())
+    if options.only.is_empty() {
+        report::publish(terminal, &results, &servers.directory, options.docs)
+    } else {
+        report::show_part(terminal, &results);
+        Ok(())
+    }
 }

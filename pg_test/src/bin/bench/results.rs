@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// Rows of the table of what must be reached.
+const ROWS: u32 = 13;
+
 /// One run of the benchmark.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Results {
@@ -102,6 +105,31 @@ impl Results {
     pub fn figure(&self, group: &str, case: &str, who: &str) -> Option<&Figure> {
         self.figures.iter().find(|figure| figure.group == group && figure.case == case && figure.who == who)
     }
+
+    /// All series, by group, in the order in which the groups began.
+    pub fn groups(&self) -> Vec<(&str, Vec<&Figure>)> {
+        let mut groups: Vec<(&str, Vec<&Figure>)> = Vec::new();
+        for figure in &self.figures {
+            match groups.iter_mut().find(|(group, _)| *group == figure.group) {
+                Some((_, figures)) => figures.push(figure),
+                None => groups.push((&figure.group, vec![figure])),
+            }
+        }
+        groups
+    }
+
+    /// The rows of the table by their number, whatever was measured first.
+    pub fn ratios_in_order(&self) -> Vec<&Ratio> {
+        let mut ratios: Vec<&Ratio> = self.ratios.iter().collect();
+        ratios.sort_by_key(|ratio| (ratio.number(), &ratio.id));
+        ratios
+    }
+
+    /// The rows of the table for which nothing was measured.
+    pub fn ids_without_ratio(&self) -> Vec<String> {
+        let measured = |number| self.ratios.iter().any(|ratio| ratio.number() == Some(number));
+        (1..=ROWS).filter(|number| !measured(*number)).map(|number| format!("R{number}")).collect()
+    }
 }
 
 impl Figure {
@@ -109,15 +137,36 @@ impl Figure {
     pub fn median(&self) -> f64 {
         median(&self.samples)
     }
+
+    /// The lowest and the highest sample.
+    pub fn range(&self) -> (f64, f64) {
+        self.samples.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(lowest, highest), sample| {
+            (sample.min(lowest), sample.max(highest))
+        })
+    }
 }
 
 impl Ratio {
     /// Whether it reaches what it must.
     pub fn holds(&self) -> bool {
+        self.is_within(self.required)
+    }
+
+    /// Whether it reaches what it should; never, if nothing was said.
+    pub fn reaches_aim(&self) -> bool {
+        self.aim.is_some_and(|aim| self.is_within(aim))
+    }
+
+    fn is_within(&self, limit: f64) -> bool {
         match self.good {
-            Good::AtLeast => self.value >= self.required,
-            Good::AtMost => self.value <= self.required,
+            Good::AtLeast => self.value >= limit,
+            Good::AtMost => self.value <= limit,
         }
+    }
+
+    /// The number of its row: 3 of `R3b`.
+    fn number(&self) -> Option<u32> {
+        self.id.trim_matches(char::is_alphabetic).parse().ok()
     }
 }
 
