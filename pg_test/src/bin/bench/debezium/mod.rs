@@ -56,7 +56,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             best = best.max(rate(&messages, drained.flowing));
         }
         debezium.stop()?;
-        let drained = backlog::drain_on(bench, &servers, results, &format!("beside-debezium-{round}"), &messages)?;
+        let drained = backlog::drain_on(bench, &servers, results, &messages)?;
         let relay = drained.rate(&messages);
         results.add(RATES, &case, RELAY, "messages/s", relay);
         results.add(PROCESSOR, &case, RELAY, "s a million", per_million(drained.processor, &messages));
