@@ -60,8 +60,7 @@ install:
 # Tests
 
 test: prepare lint check-pure check-simulated check-kafka servers test-hooks
-	@$(step) 'Testing the checker' cargo test $(pg_test) --lib
-	@$(step) 'Testing what the benchmark makes of its results' cargo test $(pg_test) --bin bench
+	@$(step) 'Testing the checkers' cargo test $(pg_test) --lib --bin bench
 	@$(step) 'Testing every SQL object' $(with_state) pg_test/bin/regress
 	@$(step) 'Testing the guarantees on whole clusters' $(with_state) cargo test $(pg_test) --test cluster
 	@$(call total,All tests passed)

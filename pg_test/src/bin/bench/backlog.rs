@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use outbox_relay_pg_test::cluster;
 use outbox_relay_pg_test::process;
-use postgres::Client;
+use postgres::{Client, Statement};
 
 use crate::Bench;
 use crate::fill;
@@ -29,6 +29,8 @@ pub struct Drained {
     pub processor: Duration,
     /// The most anonymous memory that one of the relays had meanwhile, in bytes.
     pub memory: u64,
+    /// The part of the messages that the least busy relay removed: 1 of one relay, a quarter at best of four.
+    pub smallest_part: f64,
 }
 
 impl Drained {
@@ -69,23 +71,27 @@ fn watch(servers: &Servers, client: &mut Client, count: u64) -> Result<Drained> 
     let at_most = AT_LEAST_PATIENCE.max(Duration::from_secs(count / MESSAGES_A_SECOND_AT_LEAST));
     let relays = servers.relays()?;
     ensure!(!relays.is_empty(), "there is no relay");
-    let removed = client.prepare("select coalesce(sum(messages), 0)::bigint from outbox.relay_status()")?;
-    let before: i64 = client.query_one(&removed, &[])?.get(0);
+    let counters = client
+        .prepare("select messages from outbox.relay_status() where pid is not null order by pid")
+        .context("could not ask for the counters of the relays")?;
+    let before = removed(client, &counters)?;
     client.batch_execute("alter system set outbox_relay.enabled = on").context("alter system")?;
     let mut memory = 0;
     let processor = processor_time(&relays)?;
 
     let since = Instant::now();
     cluster::reload(client)?;
-    let took = loop {
-        let now: i64 = client.query_one(&removed, &[])?.get(0);
+    let (took, parts) = loop {
+        let now = removed(client, &counters)?;
         let took = since.elapsed();
         for relay in &relays {
             memory = process::anonymous_memory(*relay)?.max(memory);
         }
-        let done = (now - before) as u64;
+        ensure!(now.len() == before.len(), "of {} relays {} are left", before.len(), now.len());
+        let parts: Vec<u64> = now.iter().zip(&before).map(|(now, before)| (now - before) as u64).collect();
+        let done: u64 = parts.iter().sum();
         if done >= count {
-            break took;
+            break (took, parts);
         }
         ensure!(took < at_most, "only {done} of {count} messages were drained in {at_most:?}");
         thread::sleep(LOOK);
@@ -93,7 +99,14 @@ fn watch(servers: &Servers, client: &mut Client, count: u64) -> Result<Drained> 
     let processor = processor_time(&relays)? - processor;
     let empty: bool = client.query_one("select not exists (select from outbox.message)", &[])?.get(0);
     ensure!(empty, "{count} messages were counted as removed, but outbox.message is not empty");
-    Ok(Drained { took, processor, memory })
+    let smallest_part = parts.into_iter().min().unwrap_or_default() as f64 / count as f64;
+    Ok(Drained { took, processor, memory, smallest_part })
+}
+
+/// What each relay has removed since it started.
+fn removed(client: &mut Client, counters: &Statement) -> Result<Vec<i64>> {
+    let rows = client.query(counters, &[]).context("could not read the counters of the relays")?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
 fn processor_time(relays: &[i32]) -> Result<Duration> {
