@@ -56,7 +56,13 @@ pub struct Broker {
 impl Broker {
     /// Makes a broker in the new directory `directory` and starts it.
     pub fn start_in(directory: &Path, purpose: Purpose, lifetime: Lifetime) -> Result<Broker> {
-        let broker = Broker::make_in(directory, purpose, lifetime, two_free_ports()?, &new_cluster_id(), "", None)?;
+        // Nobody kills this one, and on a busy machine it is not to lose its partitions for a late heartbeat: Kafka's defaults.
+        let further = match purpose {
+            Purpose::Test | Purpose::Replica => "",
+            Purpose::Benchmark => "broker.heartbeat.interval.ms=2000\nbroker.session.timeout.ms=9000\n",
+        };
+        let broker =
+            Broker::make_in(directory, purpose, lifetime, two_free_ports()?, &new_cluster_id(), further, None)?;
         broker.start()?;
         Ok(broker)
     }
