@@ -11,6 +11,7 @@ use outbox_relay_pg_test::process;
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
+use crate::Bench;
 use crate::messages::{Headers, Messages};
 use crate::read_back;
 use crate::servers::{DATABASE, Servers};
@@ -35,7 +36,7 @@ const TABLE: &str = "
 pub const INSERT: &str = "insert into public.outbox_event values (gen_random_uuid(), $1, $2, 'written', $3)";
 
 /// A topic is this and the aggregate type.
-pub const TOPICS: &str = "outbox.event.";
+const TOPICS: &str = "outbox.event.";
 /// Where the row goes that follows all others, and tells that Debezium has read those.
 const MARKER: &str = "marker";
 
@@ -117,6 +118,13 @@ pub struct Debezium<'a> {
     markers: u64,
 }
 
+/// Creates a topic; the aggregate type that leads to it, and its name.
+pub fn new_topic(bench: &Bench<'_>, beginning: &str, partitions: i32) -> Result<(String, String)> {
+    let topic = bench.new_topic(&format!("{TOPICS}{beginning}"), partitions)?;
+    let kind = topic.strip_prefix(TOPICS).context("a new topic has another name than was asked for")?;
+    Ok((kind.to_owned(), topic))
+}
+
 /// Gives the Postgres of these servers what Debezium needs: its table and role, and a port, because it knows no sockets. That
 /// needs a restart, after which Debezium can be started with the password that this returns.
 pub fn prepare(servers: &mut Servers) -> Result<String> {
@@ -153,14 +161,14 @@ impl Debezium<'_> {
 
     /// Fills its table while the connector is stopped, lets it drain that, and reads the topic back. The topic is made for it
     /// and deleted afterwards.
-    pub fn drain(&mut self, settings: &Settings, name: &str, messages: &Messages) -> Result<Drained> {
-        let topic = format!("{TOPICS}{name}");
+    pub fn drain(&mut self, bench: &Bench<'_>, settings: &Settings, messages: &Messages) -> Result<Drained> {
         let broker = &self.servers.broker;
+        let (kind, topic) = new_topic(bench, settings.name, messages.partitions)?;
         // The broker's clock says when a record came.
-        broker.create_topic(&topic, messages.partitions, &[("message.timestamp.type", "LogAppendTime")])?;
+        broker.set_topic(&topic, "message.timestamp.type", "LogAppendTime")?;
         self.connect.stop_connector()?;
         self.configure(settings)?;
-        fill(&mut self.client, name, messages)?;
+        fill(&mut self.client, &kind, messages)?;
         let resumed = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock stands before 1970")?;
         let cost = self.watch(&topic, messages)?;
         let (first, last) = appended(self.servers, &topic, messages)?;

@@ -11,17 +11,22 @@ use outbox_relay_pg_test::{connect, state};
 
 use crate::Bench;
 use crate::backlog;
+use crate::drain::RELAY;
 use crate::messages::Messages;
+use crate::pgbench::percentile;
 use crate::results::{Good, Ratio, Results, median};
+use crate::servers::Servers;
 
 use contestant::{COMMON, DOCUMENTED, Debezium, Drained, Settings, TUNED};
+use latency::Turns;
 
 const RATES: &str = "drain beside Debezium";
 const FROM_RESUME: &str = "Debezium's drains with their start";
 const PROCESSOR: &str = "processor time beside Debezium";
 const MEMORY: &str = "memory beside Debezium";
 const LATENCY: &str = "one message on an idle server beside Debezium";
-const RELAY: &str = "relay";
+
+const PER_MILLION: &str = "s per 1M messages";
 
 /// All rounds, then one message at a time.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
@@ -33,124 +38,145 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     })?;
     let mut debezium = terminal.during("starting Debezium", || Debezium::start(&servers, &password))?;
     describe(results)?;
-    let warm_up = Messages::central(bench.pick(50_000, 300_000));
-    terminal.during("warming Debezium up", || {
-        // A Java program becomes fast by running.
-        for settings in [&DOCUMENTED, &TUNED] {
-            debezium.drain(settings, &format!("warm-up-{}", settings.name), &warm_up)?;
-        }
-        Ok(())
-    })?;
+    let warm_up = Messages::central(bench.pick(100_000, 300_000));
+    // A Java program becomes fast by running.
+    for settings in [&DOCUMENTED, &TUNED] {
+        terminal.draw(format_args!("warming Debezium up, {}", settings.name));
+        debezium.drain(bench, settings, &warm_up)?;
+    }
 
     let messages = Messages::central(bench.pick(100_000, 1_000_000));
-    let case = format!("{} rows of 200 B", messages.count);
+    let rounds = Rounds { bench, servers: &servers, case: format!("{} rows of 200 B", messages.count), messages };
     let mut times = Vec::new();
     for round in 1..=bench.rounds {
+        let (relay, best) = rounds.one(&mut debezium, results)?;
+        terminal
+            .good(format_args!("round {round}: Debezium {best:.0}/s, relay {relay:.0}/s, {:.1} times", relay / best));
+        times.push(relay / best);
+    }
+    rounds.annotate(results);
+    results.ratios.push(rounds.ratio(&times, &warm_up));
+
+    debezium.catch_up(&DOCUMENTED)?;
+    one_at_a_time(bench, results, &servers)
+}
+
+/// What all rounds have in common.
+struct Rounds<'a> {
+    bench: &'a Bench<'a>,
+    servers: &'a Servers,
+    messages: Messages,
+    case: String,
+}
+
+impl Rounds<'_> {
+    /// Everybody drains the same messages once; the relay's rate and Debezium's best.
+    fn one(&self, debezium: &mut Debezium<'_>, results: &mut Results) -> Result<(f64, f64)> {
         debezium.catch_up(&DOCUMENTED)?;
         let mut best: f64 = 0.0;
         for settings in [&DOCUMENTED, &TUNED] {
-            terminal.draw(format_args!("round {round}: {} rows by Debezium, {}", messages.count, settings.name));
-            let drained = debezium.drain(settings, &format!("{}-{round}", settings.name), &messages)?;
-            results.records_read_back += messages.count;
-            add(results, &case, settings, &messages, &drained);
-            best = best.max(rate(&messages, drained.flowing));
+            self.bench.terminal.draw(format_args!("{} by Debezium, {}", self.case, settings.name));
+            let drained = debezium.drain(self.bench, settings, &self.messages)?;
+            self.add(results, settings, &drained);
+            best = best.max(self.rate(drained.flowing));
         }
         debezium.stop()?;
-        let drained = backlog::drain_on(bench, &servers, results, &messages)?;
-        let relay = drained.rate(&messages);
-        results.add(RATES, &case, RELAY, "messages/s", relay);
-        results.add(PROCESSOR, &case, RELAY, "s a million", per_million(drained.processor, &messages));
-        results.add(MEMORY, &case, RELAY, "MB", megabytes(drained.memory));
-        times.push(relay / best);
-        terminal
-            .good(format_args!("round {round}: Debezium {best:.0}/s, relay {relay:.0}/s = {:.1} times", relay / best));
+        let drained = backlog::drain_on(self.bench, self.servers, results, &self.messages)?;
+        let relay = drained.rate(&self.messages);
+        results.add(RATES, &self.case, RELAY, "messages/s", relay);
+        results.add(PROCESSOR, &self.case, RELAY, PER_MILLION, self.per_million(drained.processor));
+        results.add(MEMORY, &self.case, RELAY, "MB", megabytes(drained.memory));
+        Ok((relay, best))
     }
-    results.ratios.push(ratio(&times, &messages, &warm_up));
-    annotate(results, &case);
 
-    debezium.catch_up(&DOCUMENTED)?;
-    servers.enable(true)?;
-    let latencies = latency::measure(bench, &servers, bench.pick(200, 1_000))?;
-    servers.enable(false)?;
-    for (who, mut times) in [(who(&DOCUMENTED), latencies.debezium), (RELAY.to_owned(), latencies.relay)] {
-        times.sort_unstable_by(f64::total_cmp);
-        for percent in [50, 95, 99] {
-            let sample = times[(times.len() * percent / 100).min(times.len() - 1)];
-            results.add(LATENCY, &format!("p{percent}"), &who, "ms", sample);
+    /// What one of Debezium's drains adds.
+    fn add(&self, results: &mut Results, settings: &Settings, drained: &Drained) {
+        let (case, who) = (&self.case, who(settings));
+        let cost = &drained.cost;
+        results.records_read_back += self.messages.count;
+        results.add(RATES, case, &who, "messages/s", self.rate(drained.flowing));
+        results.add(FROM_RESUME, case, &who, "messages/s", self.rate(drained.from_resume));
+        results.add(PROCESSOR, case, &who, PER_MILLION, self.per_million(cost.connect));
+        results.add(PROCESSOR, case, &decoder(&who), PER_MILLION, self.per_million(cost.decoder));
+        results.add(MEMORY, case, &who, "MB", megabytes(cost.memory));
+    }
+
+    /// What must be known to judge the figures; what speaks for Debezium too.
+    fn annotate(&self, results: &mut Results) {
+        let mut note = |group: &str, who: &str, text: &str| results.note(group, &self.case, who, text);
+        for who in [&DOCUMENTED, &TUNED].map(who) {
+            note(RATES, &who, "from the first record's arrival in Kafka to the last one's; it removes no rows");
+            note(FROM_RESUME, &who, "the same drains, from the request to resume the connector on");
+            note(
+                PROCESSOR,
+                &who,
+                "Kafka Connect, which can have a machine of its own; here it has to share, which is unfair to it",
+            );
+            note(PROCESSOR, &decoder(&who), "sends the changes; always on the database's machine");
+            note(MEMORY, &who, "Kafka Connect; Java takes what it may have, by Kafka's default 2 GB of heap");
         }
-        results.note(LATENCY, "p50", &who, &format!("{} messages, in turns with both at work", times.len()));
+        note(RATES, RELAY, "from the reload that enables it until the last row is removed");
+        note(PROCESSOR, RELAY, "reads, sends and removes; always on the database's machine");
     }
-    Ok(())
+
+    fn ratio(&self, times: &[f64], warm_up: &Messages) -> Ratio {
+        Ratio {
+            id: "R2".to_owned(),
+            what: "drain / Debezium's best drain of the same rows".to_owned(),
+            value: median(times),
+            unit: String::new(),
+            good: Good::AtLeast,
+            required: 6.0,
+            aim: Some(10.0),
+            method: format!(
+                "{} rounds of {}, {} a commit, {} partitions, in turns on one Postgres with wal_level = logical and one Kafka; \
+                 median of what each round's rate of the relay is to the higher one of Debezium's two. The relay's time runs from \
+                 the reload that enables it until the last row is removed; Debezium's only from the first record's arrival in \
+                 Kafka to the last one's: its start and finding its place in the WAL are left out, what the relay wrote it has \
+                 read before, it removes nothing, and its Java process is the same for all rounds, warmed up by {} rows with \
+                 either settings. Unfair to it: it shares two cores with Postgres and Kafka, and would usually have a machine of \
+                 its own",
+                times.len(),
+                self.case,
+                self.messages.a_commit,
+                self.messages.partitions,
+                warm_up.count,
+            ),
+        }
+    }
+
+    fn rate(&self, took: Duration) -> f64 {
+        self.messages.count as f64 / took.as_secs_f64()
+    }
+
+    fn per_million(&self, processor: Duration) -> f64 {
+        processor.as_secs_f64() * 1e6 / self.messages.count as f64
+    }
 }
 
-/// What one of Debezium's drains adds.
-fn add(results: &mut Results, case: &str, settings: &Settings, messages: &Messages, drained: &Drained) {
-    let who = who(settings);
-    let cost = &drained.cost;
-    results.add(RATES, case, &who, "messages/s", rate(messages, drained.flowing));
-    results.add(FROM_RESUME, case, &who, "messages/s", rate(messages, drained.from_resume));
-    results.add(PROCESSOR, case, &who, "s a million", per_million(cost.connect, messages));
-    let decoder = format!("{who}: in Postgres");
-    results.add(PROCESSOR, case, &decoder, "s a million", per_million(cost.decoder, messages));
-    results.add(MEMORY, case, &who, "MB", megabytes(cost.memory));
-}
-
-/// What speaks for Debezium, and what of the method does not do it justice.
-fn annotate(results: &mut Results, case: &str) {
-    for settings in [&DOCUMENTED, &TUNED] {
-        let who = who(settings);
-        results.note(
-            RATES,
-            case,
-            &who,
-            "from the first record's arrival in Kafka to the last one's: the start of its task and finding its place in the WAL \
-             are left out, and it removes no rows. It is a general tool that needs no extension in the server and follows any \
-             table; here it shares two cores with Postgres and Kafka, where it would usually have a machine of its own",
-        );
-        results.note(FROM_RESUME, case, &who, "from the request to resume the connector on");
-        results.note(
-            PROCESSOR,
-            case,
-            &who,
-            "the Connect process, with what Java spends on compiling; on a machine of its own this costs the database nothing",
-        );
-        results.note(
-            PROCESSOR,
-            case,
-            &format!("{who}: in Postgres"),
-            "the process that decodes WAL: all that Debezium costs the database's machine while it drains. Here Debezium is better",
-        );
-        results.note(
-            MEMORY,
-            case,
-            &who,
-            "Java takes what it may have, 2 GB of heap by Kafka's default, and needs less",
-        );
+/// How long a message takes that is alone, by both.
+fn one_at_a_time(bench: &Bench<'_>, results: &mut Results, servers: &Servers) -> Result<()> {
+    servers.enable(true)?;
+    let mut turns = Turns::prepare(bench, servers)?;
+    let count = bench.pick(50, 200);
+    let debezium = who(&DOCUMENTED);
+    for round in 1..=bench.rounds {
+        bench.terminal.draw(format_args!("round {round} of {}, one message at a time", bench.rounds));
+        let times = turns.take(count)?;
+        results.records_read_back += 2 * count as u64;
+        for (who, mut times) in [(debezium.as_str(), times.debezium), (RELAY, times.relay)] {
+            times.sort_unstable_by(f64::total_cmp);
+            for percent in [50, 95, 99] {
+                results.add(LATENCY, &format!("p{percent}"), who, "ms", percentile(&times, percent));
+            }
+        }
     }
-    results.note(RATES, case, RELAY, "from the reload that enables it until the last row is removed");
-    results.note(PROCESSOR, case, RELAY, "reading, sending and removing; always on the database's machine");
-}
-
-fn ratio(times: &[f64], messages: &Messages, warm_up: &Messages) -> Ratio {
-    Ratio {
-        id: "R2".to_owned(),
-        what: "drain / Debezium's best drain of the same rows".to_owned(),
-        value: median(times),
-        unit: String::new(),
-        good: Good::AtLeast,
-        required: 6.0,
-        aim: Some(10.0),
-        method: format!(
-            "{} rounds of {} rows of 200 B, 1,000 a commit, 4 partitions, in turns on one Postgres with wal_level = logical and \
-             one Kafka; in each round the relay's rate by the higher of Debezium's two, the median of these. The relay's time runs \
-             from the reload that enables it until the last row is removed; Debezium's only from the first record's arrival in \
-             Kafka to the last one's, in the same Java process for all rounds, warmed up by twice {} rows, with all that the relay \
-             wrote already read. Nothing is removed from Debezium's table meanwhile. All topics are read back",
-            times.len(),
-            messages.count,
-            warm_up.count,
-        ),
+    bench.terminal.wipe();
+    for who in [&debezium, RELAY] {
+        let note = format!("{count} messages a round, in turns with both at work; from the answer to COMMIT");
+        results.note(LATENCY, "p50", who, &note);
     }
+    servers.enable(false)
 }
 
 /// What the contestant is and how it is set.
@@ -169,6 +195,7 @@ fn describe(results: &mut Results) -> Result<()> {
                 connect::MACHINE.join(" ")
             ),
         ),
+        ("postgres settings beside Debezium", "wal_level=logical, else the same".to_owned()),
         ("debezium settings, common", listed(COMMON)),
         ("debezium settings, documented", listed(DOCUMENTED.values)),
         ("debezium settings, tuned", listed(TUNED.values)),
@@ -181,14 +208,11 @@ fn who(settings: &Settings) -> String {
     format!("debezium, {}", settings.name)
 }
 
-fn rate(messages: &Messages, took: Duration) -> f64 {
-    messages.count as f64 / took.as_secs_f64()
-}
-
-fn per_million(processor: Duration, messages: &Messages) -> f64 {
-    processor.as_secs_f64() * 1e6 / messages.count as f64
+/// The Postgres process that decodes WAL for it.
+fn decoder(who: &str) -> String {
+    format!("{who}: decoding in Postgres")
 }
 
 fn megabytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
+    bytes as f64 / 1e6
 }
