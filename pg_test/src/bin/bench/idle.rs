@@ -26,6 +26,8 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let mut elsewhere = bench.servers.cluster.connect("postgres")?;
     elsewhere.batch_execute(&format!("create database {BARE}")).context("could not make a database")?;
     bench.servers.enable(true)?;
+    // Else autovacuum does, for what went before.
+    bench.servers.session()?.batch_execute("vacuum analyze").context("vacuum analyze")?;
     thread::sleep(SETTLE);
 
     let since = Instant::now();
