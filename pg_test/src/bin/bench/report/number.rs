@@ -19,9 +19,13 @@ pub fn count(number: u64) -> String {
     grouped(&number.to_string())
 }
 
-/// With its unit, if it has one.
+/// With its unit, if it has one: `8.31 ms`, `7.00/min`.
 pub fn with_unit(number: &str, unit: &str) -> String {
-    if unit.is_empty() { number.to_owned() } else { format!("{number} {unit}") }
+    match unit.trim() {
+        "" => number.to_owned(),
+        per if per.starts_with('/') => format!("{number}{per}"),
+        unit => format!("{number} {unit}"),
+    }
 }
 
 /// `at least 0.45`, `at most 25 ms`.

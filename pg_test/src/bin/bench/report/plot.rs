@@ -50,7 +50,7 @@ pub fn ratios(results: &Results) -> Option<Plot> {
         "soft",
         "bar to the right: reached; to the left: missed; upright mark: the aim",
     );
-    let left = MARGIN + 40.0;
+    let left = MARGIN + 46.0;
     let right = WIDTH - MARGIN - 24.0;
     let at = |times: f64| {
         left + (times.log2().clamp(-DOUBLINGS, DOUBLINGS) + DOUBLINGS) / (2.0 * DOUBLINGS) * (right - left)
@@ -69,10 +69,13 @@ pub fn ratios(results: &Results) -> Option<Plot> {
         drawing.text(MARGIN, top + 18.0, Anchor::Start, "strong", &ratio.id);
         drawing.text(left, top + 18.0, Anchor::Start, "ink", &value);
         drawing.bar(from, top + 25.0, (to - from).max(1.0), BAR, colour);
+        if !ratio.holds() {
+            drawing.text(from - 6.0, top + 37.0, Anchor::End, "bad", "missed");
+        }
         if times.log2().abs() > DOUBLINGS {
-            let (end, anchor, arrow) =
+            let (x, anchor, arrow) =
                 if times > 1.0 { (right + 4.0, Anchor::Start, "▶") } else { (left - 4.0, Anchor::End, "◀") };
-            drawing.text(end, top + 37.0, anchor, colour, arrow);
+            drawing.text(x, top + 37.0, anchor, colour, arrow);
         }
         if let Some(aim) = ratio.aim {
             let aim = at(times_required(ratio, aim));
