@@ -50,6 +50,8 @@ pub struct Broker {
     bootstrap: String,
     purpose: Purpose,
     lifetime: Lifetime,
+    /// What the Java machine has to be told for the sake of security.
+    permissions: Vec<String>,
     server: Mutex<Option<Process>>,
 }
 
@@ -89,7 +91,8 @@ impl Broker {
         fs::create_dir_all(directory).with_context(|| format!("could not make {directory:?}"))?;
         let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
         let bootstrap = format!("127.0.0.1:{port}");
-        let broker = Broker { bootstrap, purpose, lifetime, server: Mutex::new(None), directory };
+        let permissions = security.map(Security::java_permissions).unwrap_or_default();
+        let broker = Broker { bootstrap, purpose, lifetime, permissions, server: Mutex::new(None), directory };
         let properties = broker.properties();
         let text = server_properties(port, controller, &broker.directory.join("data"), security) + further;
         fs::write(&properties, text).with_context(|| format!("could not write {properties:?}"))?;
@@ -143,8 +146,10 @@ impl Broker {
             Purpose::Replica => &["-Xms128m", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
             Purpose::Benchmark => &["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"],
         };
+        let permissions: Vec<&str> = self.permissions.iter().map(String::as_str).collect();
         let args = [
             machine,
+            &permissions,
             &["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", &libraries, "kafka.Kafka", &properties],
         ]
         .concat();
@@ -177,6 +182,16 @@ impl Broker {
             .context("could not make a producer")?;
         producer.send(BaseRecord::<(), str>::to(topic).payload("ready")).map_err(|(error, _)| error)?;
         producer.flush(START_AT_MOST).context("the broker does not serve idempotent producers")
+    }
+
+    /// Stops the server and starts it with one setting more, which beats what was set before.
+    pub fn restart_with(&self, setting: &str, value: &str) -> Result<()> {
+        self.stop()?;
+        let properties = self.properties();
+        let text = fs::read_to_string(&properties).with_context(|| format!("could not read {properties:?}"))?;
+        fs::write(&properties, format!("{text}\n{setting}={value}\n"))
+            .with_context(|| format!("could not write {properties:?}"))?;
+        self.start()
     }
 
     /// Stops the server as an operator would.
@@ -269,6 +284,13 @@ impl Broker {
             answer.map_err(|(_, code)| KafkaError::AdminOp(code)).with_context(|| format!("alter {setting}"))?;
         }
         Ok(())
+    }
+
+    /// Lets the clients with this `client.id` produce so many bytes a second together.
+    pub fn limit_producers(&self, client_id: &str, bytes: u32) -> Result<()> {
+        let limit = format!("producer_byte_rate={bytes}");
+        let args = ["--alter", "--entity-type", "clients", "--entity-name", client_id, "--add-config", &limit];
+        administer("kafka.admin.ConfigCommand", &self.bootstrap(), &args)
     }
 
     /// Deletes a topic with all its records.
@@ -393,6 +415,14 @@ pub fn class_path() -> Result<String> {
     Ok(format!("{}/*", state::kafka_libraries()?.display()))
 }
 
+/// Runs one of Kafka's own administration programs against the plain listener of a broker.
+pub(crate) fn administer(class: &str, bootstrap: &str, args: &[&str]) -> Result<()> {
+    let mut program = Command::new("java");
+    program.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", &class_path()?, class]);
+    state::run(program.args(["--bootstrap-server", bootstrap]).args(args))?;
+    Ok(())
+}
+
 /// The id of a new Kafka cluster.
 pub(crate) fn new_cluster_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()[..22].to_owned()
@@ -428,7 +458,7 @@ node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listeners}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}{listeners}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL,SSL:SSL,OIDC:SASL_SSL
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={}

@@ -8,6 +8,7 @@
 //! - [`cluster`]: a Postgres cluster of our own
 //! - [`broker`]: an Apache Kafka broker of our own
 //! - [`security`]: TLS, SASL and ACLs for it
+//! - [`tokens`]: an OIDC provider whose tokens it knows
 //! - [`brokers`]: three of them that replicate to each other
 //! - [`connect`]: Kafka Connect, which runs the Debezium that the benchmark compares with
 //! - [`proxy`]: what lies between a client and a broker, and may swallow everything
@@ -30,4 +31,5 @@ pub mod proxy;
 pub mod security;
 pub mod state;
 pub mod terminal;
+pub mod tokens;
 pub mod wait;

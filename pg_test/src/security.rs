@@ -1,14 +1,15 @@
 //! TLS, SASL and ACLs for a broker of our own, with certificates made by openssl.
 //!
-//! Beside its plain listener, which may do everything, a secured broker has two: one with TLS and SASL, and one with TLS that wants
-//! a certificate. Who comes through these may do what an ACL allows, and without any nothing at all.
+//! Beside its plain listener, which may do everything, a secured broker has three: one with TLS and SASL, one with TLS that wants
+//! a certificate, and one with TLS that wants a token of an OIDC provider. Who comes through these may do what an ACL allows, and without any nothing at all.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::broker;
 use crate::state;
+use crate::tokens::{self, Tokens};
 
 /// A user of the listener with SASL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct User {
     pub name: &'static str,
     /// Its password when the broker is made.
     pub password: &'static str,
-    /// How it logs in.
+    /// How it logs in; `OIDC` by a token that it gets for its password.
     pub mechanism: &'static str,
 }
 
@@ -29,16 +30,23 @@ pub struct Security {
     pub sasl_port: u16,
     /// The port for TLS with a certificate of the client.
     pub tls_port: u16,
+    /// The port for TLS and tokens.
+    pub oidc_port: u16,
+    /// Who gives these tokens.
+    pub tokens: Tokens,
     /// Who may log in.
     pub users: Vec<User>,
 }
 
 impl Security {
     /// Makes the authority and the broker's certificate in the new directory `directory`.
-    pub fn create(directory: &Path, [sasl_port, tls_port]: [u16; 2], users: &[User]) -> Result<Security> {
+    pub fn create(directory: &Path, [sasl_port, tls_port, oidc_port]: [u16; 3], users: &[User]) -> Result<Security> {
         state::private_directory(directory)?;
         let directory = directory.canonicalize().with_context(|| format!("{directory:?} is gone"))?;
-        let security = Security { directory, sasl_port, tls_port, users: users.to_vec() };
+        let by_token = users.iter().filter(|user| user.mechanism == "OIDC");
+        let clients = by_token.map(|user| (user.name.to_owned(), user.password.to_owned())).collect();
+        let tokens = Tokens::serve(&directory, clients)?;
+        let security = Security { directory, sasl_port, tls_port, oidc_port, tokens, users: users.to_vec() };
         let mut authority = state::as_server_user("openssl");
         authority.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority", "-days", "2"]);
         authority.arg("-keyout").arg(security.file("authority.key")).arg("-out").arg(security.authority());
@@ -84,7 +92,8 @@ impl Security {
 
     /// What the broker's `listeners` have to name.
     pub(crate) fn listeners(&self) -> String {
-        format!(",SASL_SSL://127.0.0.1:{},SSL://127.0.0.1:{}", self.sasl_port, self.tls_port)
+        let (sasl, tls, oidc) = (self.sasl_port, self.tls_port, self.oidc_port);
+        format!(",SASL_SSL://127.0.0.1:{sasl},SSL://127.0.0.1:{tls},OIDC://127.0.0.1:{oidc}")
     }
 
     /// The broker's settings.
@@ -107,6 +116,13 @@ listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.p
 listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 listener.name.sasl_ssl.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub=\"broker\";
+listener.name.oidc.sasl.enabled.mechanisms=OAUTHBEARER
+listener.name.oidc.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
+listener.name.oidc.oauthbearer.sasl.server.callback.handler.class=org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler
+listener.name.oidc.sasl.oauthbearer.jwks.endpoint.url={keys}
+listener.name.oidc.sasl.oauthbearer.expected.audience={audience}
+# Who does not show a newer token before the old one has expired is disconnected.
+listener.name.oidc.oauthbearer.connections.max.reauth.ms=3600000
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 # Who comes through the plain listener.
 super.users=User:ANONYMOUS
@@ -115,7 +131,18 @@ connection.failed.authentication.delay.ms=100
 ",
             keystore = self.file("broker.pem").display(),
             truststore = self.authority().display(),
+            keys = self.keys_url(),
+            audience = tokens::AUDIENCE,
         )
+    }
+
+    /// A broker reads keys only from where its Java machine allows.
+    pub(crate) fn java_permissions(&self) -> Vec<String> {
+        vec![format!("-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={}", self.keys_url())]
+    }
+
+    fn keys_url(&self) -> String {
+        format!("file://{}", self.tokens.keys().display())
     }
 
     /// Arguments for formatting the broker's storage.
@@ -134,25 +161,16 @@ connection.failed.authentication.delay.ms=100
     }
 }
 
-/// Runs one of Kafka's own administration programs against the plain listener of a broker.
-fn kafka_program(class: &str, bootstrap: &str, args: &[&str]) -> Result<()> {
-    let class_path = format!("{}/*", state::kafka_libraries()?.display());
-    let mut program = Command::new("java");
-    program.args(["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", &class_path, class]);
-    state::run(program.args(["--bootstrap-server", bootstrap]).args(args))?;
-    Ok(())
-}
-
 /// Allows a principal to write to a topic, whether it exists or not.
 pub fn allow_writing(bootstrap: &str, principal: &str, topic: &str) -> Result<()> {
     let principal = format!("User:{principal}");
     let args = ["--add", "--allow-principal", &principal, "--operation", "Write", "--topic", topic];
-    kafka_program("org.apache.kafka.tools.AclCommand", bootstrap, &args)
+    broker::administer("org.apache.kafka.tools.AclCommand", bootstrap, &args)
 }
 
 /// Gives a SCRAM user another password.
 pub fn change_password(bootstrap: &str, user: User, password: &str) -> Result<()> {
     let login = format!("{}=[password={password}]", user.mechanism);
     let args = ["--alter", "--add-config", &login, "--entity-type", "users", "--entity-name", user.name];
-    kafka_program("kafka.admin.ConfigCommand", bootstrap, &args)
+    broker::administer("kafka.admin.ConfigCommand", bootstrap, &args)
 }

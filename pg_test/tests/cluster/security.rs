@@ -13,6 +13,7 @@ use outbox_relay_pg_test::cluster::reload;
 use outbox_relay_pg_test::consumer::Consumer;
 use outbox_relay_pg_test::security::{Security, User, allow_writing, change_password};
 use outbox_relay_pg_test::state;
+use outbox_relay_pg_test::tokens;
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
@@ -29,6 +30,8 @@ pub fn trials() -> Vec<Trial> {
             password_is_changed_without_a_gap_and_a_wrong_one_changes_nothing,
             settings_without_a_broker_are_left_for_others_at_once,
             properties_file_that_cannot_be_used_keeps_the_old_client,
+            messages_go_on_with_tokens_of_an_oidc_provider_that_expire,
+            wrong_secret_for_the_oidc_provider_is_told_and_put_right_by_a_reload,
     ]
 }
 
@@ -42,6 +45,9 @@ const ROTATING: User = User { name: "rotating", password: "secret-of-rotating-1"
 const NEW_PASSWORD: &str = "secret-of-rotating-2";
 /// Who may do nothing until the test allows it.
 const NOBODY: User = User { name: "nobody", password: "secret-of-nobody", mechanism: "SCRAM-SHA-256" };
+/// Get a signed token for their secret.
+const OIDC: User = User { name: "oidc", password: "secret-of-oidc", mechanism: "OIDC" };
+const OTHER_OIDC: User = User { name: "other-oidc", password: "secret-of-other-oidc", mechanism: "OIDC" };
 const WRONG_PASSWORD: &str = "secret-that-is-wrong";
 /// What all passwords begin with.
 const SECRET: &str = "secret-";
@@ -63,18 +69,24 @@ impl Secured {
         format!("127.0.0.1:{}", self.security.tls_port)
     }
 
+    fn oidc(&self) -> String {
+        format!("127.0.0.1:{}", self.security.oidc_port)
+    }
+
     /// `kafka_properties` for a user.
     fn sasl_properties(&self, user: User) -> String {
         let who = match user.mechanism {
             "OAUTHBEARER" => "enable.sasl.oauthbearer.unsecure.jwt=true".to_owned(),
+            "OIDC" => format!(
+                "sasl.oauthbearer.method=oidc sasl.oauthbearer.client.id={} sasl.oauthbearer.token.endpoint.url={}",
+                user.name,
+                self.security.tokens.url()
+            ),
             _ => format!("sasl.username={}", user.name),
         };
+        let mechanism = if user.mechanism == "OIDC" { "OAUTHBEARER" } else { user.mechanism };
         let authority = self.security.authority();
-        format!(
-            "security.protocol=sasl_ssl sasl.mechanism={} {who} ssl.ca.location={}",
-            user.mechanism,
-            authority.display()
-        )
+        format!("security.protocol=sasl_ssl sasl.mechanism={mechanism} {who} ssl.ca.location={}", authority.display())
     }
 
     /// The file of secrets for a user.
@@ -86,6 +98,10 @@ impl Secured {
             }
             _ => self.password_file(scene, user.password),
         }
+    }
+
+    fn client_secret_file(&self, scene: &Scene, secret: &str) -> Result<PathBuf> {
+        self.security.write_secrets(&file_name(scene), &[("sasl.oauthbearer.client.secret", secret)])
     }
 
     fn password_file(&self, scene: &Scene, password: &str) -> Result<PathBuf> {
@@ -121,8 +137,9 @@ fn secured() -> Result<Arc<Secured>> {
         return Ok(Arc::clone(secured));
     }
     let directory = state::directory()?.join("test").join(format!("{}-secured", std::process::id()));
-    let users = [SCRAM_256, SCRAM_512, PLAIN, ROTATING, NOBODY];
-    let security = Security::create(&directory.join("security"), broker::two_free_ports()?, &users)?;
+    let users = [SCRAM_256, SCRAM_512, PLAIN, ROTATING, NOBODY, OIDC, OTHER_OIDC];
+    let ([sasl, tls], [oidc, _]) = (broker::two_free_ports()?, broker::two_free_ports()?);
+    let security = Security::create(&directory.join("security"), [sasl, tls, oidc], &users)?;
     let broker = Broker::start_secured_in(&directory.join("kafka"), &security)?;
     let secured = Arc::new(Secured { broker, security });
     *shared = Some((Arc::clone(&secured), directory));
@@ -436,5 +453,60 @@ fn properties_file_that_cannot_be_used_keeps_the_old_client(scene: &mut Scene) -
     ensure!(relay_ids(&mut client)? == before, "the relay changed over");
     let said = complaints(scene)?;
     ensure!(said.len() == 3, "{said:#?}");
+    require_no_secret(scene, &mut client)
+}
+
+fn messages_go_on_with_tokens_of_an_oidc_provider_that_expire(scene: &mut Scene) -> Result<()> {
+    let secured = secured()?;
+    let topic = secured.topic(scene, Some(OIDC.name))?;
+    let mut consumer = secured.follow(&topic)?;
+    let file = secured.client_secret_file(scene, OIDC.password)?;
+    let mut client = start(scene, &secured.oidc(), &secured.sasl_properties(OIDC), Some(&file))?;
+    enqueue(&mut client, &topic, "k", "at first")?;
+    consumer.take(1, PATIENCE)?;
+    let (at_first, since) = (secured.security.tokens.given_to(OIDC.name), Instant::now());
+    let mut slowest = Duration::ZERO;
+    let mut sent = 1;
+    // By then no connection has a token left that it had at first.
+    while since.elapsed() < 3 * tokens::LIFETIME {
+        let before = Instant::now();
+        enqueue(&mut client, &topic, "k", "later")?;
+        sent += 1;
+        consumer.take(1, SOON).context("a message does not arrive")?;
+        slowest = slowest.max(before.elapsed());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    wait_until_published(&mut client, PATIENCE)?;
+    let given = secured.security.tokens.given_to(OIDC.name);
+    let reports = scene.cluster.log()?.lines_with("Kafka client reports").count();
+    scene.say(format_args!(
+        "{at_first} tokens at first, {given} in the end; {sent} messages, the slowest in {slowest:?}; {reports} lines of the client"
+    ));
+    ensure!(given >= at_first + 2, "{at_first} tokens at first, {given} in the end");
+    ensure!(secured.follow(&topic)?.rest(PATIENCE)?.len() == sent, "not all arrived once");
+    ensure!(complaints(scene)?.is_empty(), "{:?}", complaints(scene)?);
+    require_no_secret(scene, &mut client)
+}
+
+fn wrong_secret_for_the_oidc_provider_is_told_and_put_right_by_a_reload(scene: &mut Scene) -> Result<()> {
+    scene.expect_lost_broker();
+    let secured = secured()?;
+    let topic = secured.topic(scene, Some(OTHER_OIDC.name))?;
+    let file = secured.client_secret_file(scene, WRONG_PASSWORD)?;
+    let properties = secured.sasl_properties(OTHER_OIDC);
+    let mut client = start(scene, &secured.oidc(), &properties, Some(&file))?;
+    enqueue(&mut client, &topic, "k", "v")?;
+    scene.say(wait_for_last_error(&mut client, "There is no OAUTHBEARER token to show to the broker")?);
+    // The length is meant: lines are counted over it.
+    std::thread::sleep(WATCHED);
+    let said = complaints(scene)?;
+    // The client tells it twice in different words.
+    ensure!(said.len() <= 2, "two lines for one cause, not these: {said:#?}");
+    ensure!(messages(&mut client)? == 1, "the message is gone");
+
+    secured.client_secret_file(scene, OTHER_OIDC.password)?;
+    reload(&mut client)?;
+    wait_until_published(&mut client, PATIENCE)?;
+    ensure!(secured.follow(&topic)?.rest(PATIENCE)?.len() == 1, "it did not arrive");
     require_no_secret(scene, &mut client)
 }
