@@ -1,4 +1,4 @@
-//! A topic changes under load: it is deleted and created again, or gets more partitions.
+//! A topic changes: it is deleted and created again, gets more partitions, or is not there until its first message comes.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
@@ -11,13 +11,15 @@ use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 use uuid::Uuid;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, wait_until_published};
+use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, wait_until_published, wait_until_shared};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
         (Shared, Any):
             deleted_topic_is_published_to_again_within_seconds_of_its_creation,
-            keys_keep_their_order_while_partitions_are_added,
+            keys_keep_their_order_while_partitions_are_added;
+        (Own, Any):
+            topic_that_the_broker_creates_by_itself_takes_its_first_messages_within_seconds,
     ]
 }
 
@@ -154,4 +156,53 @@ fn require_sent_in_order(records: &[Record], places: &BTreeMap<Uuid, i64>) -> Re
         ensure!(apart, "key {} went to and fro: places {ranges:?}", String::from_utf8_lossy(key));
     }
     Ok(keys.values().filter(|ranges| ranges.len() > 1).count())
+}
+
+/// A client asks for a topic that is not there, and by that alone such a broker creates it.
+fn topic_that_the_broker_creates_by_itself_takes_its_first_messages_within_seconds(scene: &mut Scene) -> Result<()> {
+    const TOPICS: usize = 5;
+    const MESSAGES: usize = 40;
+    scene.expect_complaint("takes no messages");
+    scene.broker.restart_with("auto.create.topics.enable", "true")?;
+    let mut client = scene.start(&[
+        // Whatever were taken for the fault of a message would park it at once.
+        ("outbox_relay.max_attempts", "1"),
+        ("outbox_relay.park_patience", "0"),
+        ("outbox_relay.kafka_properties", "allow.auto.create.topics=false"),
+    ])?;
+    wait_until_shared(&mut client, 1, PATIENCE)?;
+    enqueue(&mut client, &scene.topic_name(), "key", "not yet")?;
+    wait::until_true("a topic is missing that must not be created", PATIENCE, || {
+        let missing = "select exists (select from outbox.failure where kind = 'topic' and attempts > 3)";
+        Ok(client.query_one(missing, &[])?.get(0))
+    })?;
+    scene.cluster.set("outbox_relay.kafka_properties", "")?;
+    wait_until_published(&mut client, SECONDS)?;
+
+    let mut took = Vec::new();
+    for round in 0..TOPICS {
+        let topic = scene.topic_name();
+        // The last one gets its messages for a partition that nobody has heard of yet.
+        let partition = (round == TOPICS - 1).then_some(0);
+        let mut all = client.transaction()?;
+        let mut wanted: BTreeMap<String, Vec<Uuid>> = BTreeMap::new();
+        for number in 0..MESSAGES {
+            let key = format!("key-{}", number % 10);
+            let enqueue = "select outbox.enqueue($1::text, $2::text, 'v'::text, partition => $3::integer)";
+            wanted.entry(key.clone()).or_default().push(all.query_one(enqueue, &[&topic, &key, &partition])?.get(0));
+        }
+        let since = Instant::now();
+        all.commit()?;
+        wait_until_published(&mut client, SECONDS)?;
+        took.push(since.elapsed());
+        let mut arrived: BTreeMap<String, Vec<Uuid>> = BTreeMap::new();
+        for record in scene.follow(&topic)?.rest(PATIENCE)? {
+            let key = String::from_utf8_lossy(record.key.as_deref().unwrap_or_default()).into_owned();
+            arrived.entry(key).or_default().push(record.message_id()?);
+        }
+        ensure!(arrived == wanted, "not all arrived once and in order");
+    }
+    let told = scene.cluster.log()?.lines_with("takes no messages").count();
+    scene.say(format_args!("published {took:?} after the commit; {told} lines tell of topics"));
+    Ok(())
 }
