@@ -7,7 +7,8 @@ use libtest_mimic::Trial;
 use outbox_relay_pg_test::cluster::Shutdown;
 use outbox_relay_pg_test::load::{self, Load, Plan};
 use outbox_relay_pg_test::process::{self, Signal};
-use outbox_relay_pg_test::wait;
+use outbox_relay_pg_test::wait::{self, Seen};
+use postgres::Client;
 
 use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_published};
 
@@ -103,9 +104,7 @@ fn commit_that_a_crash_undid_was_never_published(scene: &mut Scene) -> Result<()
             ..Plan::new(DATABASE, &topic)
         };
         // Each page that is full would wake it, and what it hands to the kernel outlives every process.
-        let wal_writer: i32 =
-            client.query_one("select pid from pg_stat_activity where backend_type = 'walwriter'", &[])?.get(0);
-        process::send(wal_writer, Signal::STOP)?;
+        let wal_writer = stop_wal_writer(&mut client)?;
         let published = in_kafka.count()?;
         let load = Load::start(scene.cluster.address(), &plan)?;
         load.wait_for(300, PATIENCE)?;
@@ -125,6 +124,25 @@ fn commit_that_a_crash_undid_was_never_published(scene: &mut Scene) -> Result<()
     scene.say(format_args!("{undone} confirmed messages undone by {ROUNDS} crashes"));
     ensure!(undone > 0, "the crashes undid nothing that could have been published");
     scene.compare(&mut client, &topic)?.require_at_least_once()
+}
+
+/// Stops the WAL writer while it waits for work. If it were stopped while it writes, it would keep the lock that everybody needs
+/// who flushes, and nothing could be committed any more.
+fn stop_wal_writer(client: &mut Client) -> Result<i32> {
+    wait::until("the WAL writer is stopped while it waits for work", PATIENCE, || {
+        let find = "select pid from pg_stat_activity where backend_type = 'walwriter'";
+        let Some(row) = client.query_opt(find, &[])? else { return Ok(Seen::NotYet("there is none".into())) };
+        let pid: i32 = row.get(0);
+        process::send(pid, Signal::STOP)?;
+        wait::until_true("the WAL writer is stopped", PATIENCE, || Ok(process::stopped(pid)))?;
+        let waits_for = "select coalesce(wait_event, 'nothing') from pg_stat_activity where pid = $1";
+        let waits_for: String = client.query_one(waits_for, &[&pid])?.get(0);
+        if waits_for == "WalWriterMain" {
+            return Ok(Seen::Reached(pid));
+        }
+        process::send(pid, Signal::CONT)?;
+        Ok(Seen::NotYet(format!("it waited for {waits_for}")))
+    })
 }
 
 /// Nothing else flushes WAL on an idle server, so the relay must, or it would wait for ever.
