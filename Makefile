@@ -20,8 +20,8 @@ with_state := pg_test/bin/with-state
 extension := --release -p outbox_relay
 pg_test := --release -p outbox_relay_pg_test
 
-.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench bench-full debezium soak clean \
-	check-simulated simulate simulate-mutations
+.PHONY: help prepare build install servers test-hooks test check-pure check-kafka lint demo psql listen stop bench bench-full \
+	profile debezium soak clean check-simulated simulate simulate-mutations
 
 help:
 	@echo 'make demo        a message from a SQL transaction to a Kafka consumer, through an outage and a crash'
@@ -31,6 +31,7 @@ help:
 	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
 	@echo 'make bench       compare with the raw limits and with Debezium, in about 5 minutes; make bench-full: all cases, 2 hours, into docs/performance.md'
+	@echo 'make profile     a flame graph of a relay that drains a backlog: docs/performance-profile.svg, or PROFILE=FILE.svg'
 	@echo 'make soak        the cluster tests, the long way; SOAK_MINUTES=N (default 5) is the length of an outage'
 	@echo
 	@echo 'make build       build the extension; then, as who may write there: make install'
@@ -132,6 +133,14 @@ bench: servers debezium
 
 bench-full: servers debezium
 	@$(with_state) cargo run -q $(pg_test) --bin bench -- full --docs
+
+# A flame graph of a relay at work; perf samples it, which takes root, or a kernel.perf_event_paranoid of at most 1 and PostgreSQL
+# run by the same user.
+PROFILE ?= docs/performance-profile.svg
+
+profile: servers
+	@$(step) 'Checking what is installed (profile)' pg_test/bin/prepare profile
+	@$(with_state) cargo run -q $(pg_test) --features profile --bin bench -- profile $(PROFILE)
 
 listen:
 	@$(with_state) cargo run -q $(pg_test) --bin demo -- listen

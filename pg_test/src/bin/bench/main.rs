@@ -16,6 +16,8 @@ mod latency;
 mod messages;
 mod numbered;
 mod pgbench;
+#[cfg(feature = "profile")]
+mod profile;
 mod raw;
 mod read_back;
 mod report;
@@ -27,7 +29,7 @@ mod wal;
 mod xmin;
 
 use std::cell::Cell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -40,12 +42,14 @@ use servers::Servers;
 const USAGE: &str = "\
 usage: bench [short|full] [--only FAMILY[,FAMILY]] [--rounds N] [--docs]
        bench report FILE.json [--docs]
+       bench profile FILE.svg
   short          the central case and what is promised, in about 5 minutes (default)
   full           all cases, in less than 2 hours
   --only FAMILY  these families alone, and no verdict
   --rounds N     rounds of each comparison (default 5); medians count
   --docs         put the page and its plots into docs/, not beside the results
-  report         say again what a file of results holds, and make its page again";
+  report         say again what a file of results holds, and make its page again
+  profile        a flame graph of a relay that drains a backlog, sampled by perf (make profile)";
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +116,7 @@ struct Options {
     rounds: usize,
     docs: bool,
     report: Option<PathBuf>,
+    profile: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -127,12 +132,14 @@ fn main() -> ExitCode {
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { mode: Mode::Short, only: Vec::new(), rounds: 5, docs: false, report: None };
+    let mut options =
+        Options { mode: Mode::Short, only: Vec::new(), rounds: 5, docs: false, report: None, profile: None };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "short" => options.mode = Mode::Short,
             "full" => options.mode = Mode::Full,
             "report" => options.report = Some(arguments.next().context(USAGE)?.into()),
+            "profile" => options.profile = Some(arguments.next().context(USAGE)?.into()),
             "--docs" => options.docs = true,
             "--only" => {
                 let names = arguments.next().context(USAGE)?;
@@ -165,6 +172,9 @@ fn run(terminal: &Terminal, options: &Options) -> Result<()> {
     terminal.title("Starting a PostgreSQL and a Kafka of the benchmark's own");
     let servers = servers::start(terminal)?;
     let bench = Bench { terminal, servers: &servers, mode: options.mode, rounds: options.rounds, topics: Cell::new(0) };
+    if let Some(svg) = &options.profile {
+        return profile(&bench, svg);
+    }
     let mut results = Results {
         date: servers.today()?,
         mode: bench.pick("short", "full").to_owned(),
@@ -187,4 +197,14 @@ fn run(terminal: &Terminal, options: &Options) -> Result<()> {
         report::show_part(terminal, &results);
         Ok(())
     }
+}
+
+#[cfg(feature = "profile")]
+fn profile(bench: &Bench<'_>, svg: &Path) -> Result<()> {
+    profile::make(bench, svg)
+}
+
+#[cfg(not(feature = "profile"))]
+fn profile(_bench: &Bench<'_>, _svg: &Path) -> Result<()> {
+    bail!("this program was built without the feature \"profile\"; use make profile")
 }
