@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use crate::Bench;
 use crate::backlog::{self, Drained};
 use crate::messages::{Headers, Messages};
+use crate::numerals::thousands;
 use crate::raw::{self, Produced};
 use crate::read_back;
 use crate::results::{Good, Ratio, Results, median_of_ratios};
@@ -166,12 +167,4 @@ pub fn samples(results: &Results, group: &str, case: &str, who: &str) -> Result<
 
 fn last_sample(results: &Results, group: &str, case: &str, who: &str) -> Result<f64> {
     samples(results, group, case, who)?.last().copied().context("no sample")
-}
-
-/// A number with commas.
-pub fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let groups: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap_or_default()).collect();
-    groups.join(",")
 }

@@ -15,6 +15,7 @@ mod idle;
 mod latency;
 mod messages;
 mod numbered;
+mod numerals;
 mod pgbench;
 #[cfg(feature = "profile")]
 mod profile;

@@ -3,8 +3,9 @@
 use anyhow::Result;
 
 use crate::Bench;
-use crate::drain::{HELD, MEMORY, RELAY, relay, samples, say, thousands};
+use crate::drain::{HELD, MEMORY, RELAY, relay, samples, say};
 use crate::messages::Messages;
+use crate::numerals::thousands;
 use crate::results::{Good, Ratio, Results, median};
 
 /// With key, header and overhead just below what `outbox_relay.max_message_bytes` allows by default.

@@ -10,9 +10,9 @@ use postgres::{Client, IsolationLevel};
 
 use crate::Bench;
 use crate::backlog;
-use crate::drain::thousands;
 use crate::fill::Filler;
 use crate::messages::{Headers, Messages};
+use crate::numerals::thousands;
 use crate::read_back;
 use crate::results::{Good, Ratio, Results, median};
 

@@ -1,6 +1,5 @@
 //! What becomes of the results: lines on the terminal, JSON to keep, a page with plots to read.
 
-mod number;
 mod page;
 mod plot;
 mod screen;
@@ -13,7 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use outbox_relay_pg_test::terminal::Terminal;
 
-use crate::results::Results;
+use crate::numerals;
+use crate::results::{Good, Ratio, Results};
 
 pub use screen::show_part;
 
@@ -87,8 +87,8 @@ impl Place<'_> {
         let template = docs().join(PAGE);
         let text = fs::read_to_string(&template).with_context(|| format!("could not read {template:?}"))?;
         let plots = plot::all(results);
-        let measured = page::measured(results, &plots, self.json());
-        let text = page::fill(&text, &measured).with_context(|| format!("could not put results into {template:?}"))?;
+        let body = page::body(results, &plots, self.json());
+        let text = page::fill(&text, &body).with_context(|| format!("could not put results into {template:?}"))?;
         self.keep(results)?;
         for plot in &plots {
             self.write(plot.file, &plot.svg)?;
@@ -105,4 +105,13 @@ impl Place<'_> {
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("docs")
+}
+
+/// What a row must reach: `at least 0.45`, `at most 25 ms`.
+fn required(ratio: &Ratio) -> String {
+    let side = match ratio.good {
+        Good::AtLeast => "at least",
+        Good::AtMost => "at most",
+    };
+    format!("{side} {}", numerals::limit(ratio.required, &ratio.unit))
 }

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 
-use crate::report::number::{count, number, required, with_unit};
+use crate::numerals::{self, measured, thousands, with_unit};
 use crate::report::plot::Plot;
+use crate::report::required;
 use crate::results::{Figure, Ratio, Results};
 
 /// What stands between these lines belongs to the command.
@@ -14,21 +15,21 @@ pub const BEGIN: &str = "<!-- results: from here on written by `make bench-full`
 pub const END: &str = "<!-- results: to here -->";
 
 /// The text with other results in it.
-pub fn fill(text: &str, measured: &str) -> Result<String> {
+pub fn fill(text: &str, body: &str) -> Result<String> {
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("the mark {BEGIN:?} is missing"))?;
     let (_, after) = rest.split_once(END).with_context(|| format!("the mark {END:?} is missing"))?;
-    Ok(format!("{before}{BEGIN}\n\n{measured}\n{END}{after}"))
+    Ok(format!("{before}{BEGIN}\n\n{body}\n{END}{after}"))
 }
 
 /// All that stands between the marks.
-pub fn measured(results: &Results, plots: &[Plot], json: &str) -> String {
+pub fn body(results: &Results, plots: &[Plot], json: &str) -> String {
     let mut page = format!(
         "Measured on {}, {} mode, {:.0} minutes. {} records were read back from Kafka: none missing, none invented, no \
          duplicate, order per key right.\n\n",
         results.date,
         results.mode,
         results.minutes,
-        count(results.records_read_back)
+        thousands(results.records_read_back)
     );
     page += "### What must be reached, and what came of it\n\n";
     page += &summary(results);
@@ -81,9 +82,9 @@ fn ratios(ratios: &[&Ratio]) -> String {
             "| {} | {} | **{}** | {} | {} | {verdict} |",
             ratio.id,
             prose(&ratio.what),
-            with_unit(&number(ratio.value), &ratio.unit),
+            with_unit(ratio.value, &ratio.unit),
             required(ratio),
-            ratio.aim.map(|aim| aim.to_string()).unwrap_or_default(),
+            ratio.aim.map(|aim| numerals::limit(aim, &ratio.unit)).unwrap_or_default(),
         );
     }
     table + "\n"
@@ -95,14 +96,17 @@ fn group_table(group: &str, figures: &[&Figure]) -> String {
     table += "|---|---|---|---|---|---|\n";
     for figure in figures {
         let (lowest, highest) = figure.range();
-        let range =
-            if figure.samples.len() > 1 { format!("{} to {}", number(lowest), number(highest)) } else { String::new() };
+        let range = if figure.samples.len() > 1 {
+            format!("{} to {}", measured(lowest), measured(highest))
+        } else {
+            String::new()
+        };
         let _ = writeln!(
             table,
             "| {} | {} | **{}** | {range} | {} | {} |",
             prose(&figure.case),
             prose(&figure.who),
-            with_unit(&number(figure.median()), &figure.unit),
+            with_unit(figure.median(), &figure.unit),
             figure.samples.len(),
             prose(&figure.note),
         );

@@ -2,7 +2,8 @@
 
 mod drawing;
 
-use crate::report::number::{number, with_unit};
+use crate::drain;
+use crate::numerals::{measured, with_unit};
 use crate::results::{Figure, Good, Ratio, Results};
 
 use drawing::{Anchor, Drawing};
@@ -65,7 +66,7 @@ pub fn ratios(results: &Results) -> Option<Plot> {
         let times = times_required(ratio, ratio.value);
         let (from, to) = (at(1.0).min(at(times)), at(1.0).max(at(times)));
         let colour = if ratio.holds() { "good" } else { "bad" };
-        let value = format!("{}: {}", ratio.what, with_unit(&number(ratio.value), &ratio.unit));
+        let value = format!("{}: {}", ratio.what, with_unit(ratio.value, &ratio.unit));
         drawing.text(MARGIN, top + 18.0, Anchor::Start, "strong", &ratio.id);
         drawing.text(left, top + 18.0, Anchor::Start, "ink", &value);
         drawing.bar(from, top + 25.0, (to - from).max(1.0), BAR, colour);
@@ -113,28 +114,31 @@ pub fn drains(results: &Results) -> Option<Plot> {
     let at = |rate: f64| left + rate / (steps * step) * (right - left);
     for rate in (0..=steps as u32).map(|number| f64::from(number) * step) {
         drawing.line(at(rate), TOP, at(rate), bottom, "grid");
-        drawing.text(at(rate), bottom + 18.0, Anchor::Middle, "soft", &number(rate));
+        drawing.text(at(rate), bottom + 18.0, Anchor::Middle, "soft", &measured(rate));
     }
     drawing.text((left + right) / 2.0, bottom + 40.0, Anchor::Middle, "ink", "messages/s");
     for (figure, top) in bars.iter().zip((0..).map(|row| TOP + ROW * f64::from(row))) {
         let (lowest, highest) = figure.range();
         let middle = top + ROW / 2.0;
-        let colour = if figure.who.starts_with("relay") { "ours" } else { "others" };
+        let colour = if figure.who == drain::RELAY { "ours" } else { "others" };
         drawing.text(left - 10.0, middle + 5.0, Anchor::End, "ink", &figure.who);
         drawing.bar(left, middle - BAR / 2.0, at(figure.median()) - left, BAR, colour);
         drawing.line(at(lowest), middle, at(highest), middle, "range");
-        drawing.text(at(highest) + 8.0, middle + 5.0, Anchor::Start, "strong", &number(figure.median()));
+        drawing.text(at(highest) + 8.0, middle + 5.0, Anchor::Start, "strong", &measured(figure.median()));
     }
     Some(Plot { file: "performance-drains.svg", title: TITLE, svg: drawing.finish() })
 }
 
-/// Who is in the picture, with the relay's own series: all that were measured in the same rounds as Debezium, and the raw
-/// producer of the central case.
+/// Who is in the picture: the raw producer of the central case, and all who took turns with Debezium, the relay among them.
 fn contestants(results: &Results) -> Vec<&Figure> {
-    let rates = || results.figures.iter().filter(|figure| figure.unit == "messages/s" && !figure.samples.is_empty());
-    let group = rates().find(|figure| figure.who.starts_with("debezium")).map(|figure| figure.group.as_str());
-    let raw = rates().find(|figure| figure.who == "raw producer");
-    raw.into_iter().chain(rates().filter(|figure| Some(figure.group.as_str()) == group)).collect()
+    let rates = |figure: &&Figure| figure.unit == "messages/s" && !figure.samples.is_empty();
+    let raw = results.figures.iter().filter(rates).find(|figure| figure.who == drain::RAW);
+    let beside = results.groups().into_iter().map(|(_, figures)| figures.into_iter().filter(rates).collect::<Vec<_>>());
+    let beside = beside.into_iter().find(|figures| {
+        figures.iter().any(|figure| figure.who == drain::RELAY)
+            && figures.iter().any(|figure| figure.who.starts_with("Debezium"))
+    });
+    raw.into_iter().chain(beside.into_iter().flatten()).collect()
 }
 
 /// A round distance of marks that makes four to ten of them.

@@ -2,7 +2,8 @@
 
 use outbox_relay_pg_test::terminal::Terminal;
 
-use crate::report::number::{count, number, required, with_unit};
+use crate::numerals::{self, measured, thousands, with_unit};
+use crate::report::required;
 use crate::results::{Figure, Ratio, Results};
 
 /// All of it, with a verdict on every row of the table.
@@ -25,7 +26,7 @@ pub fn show(terminal: &Terminal, results: &Results) {
     terminal.title(format_args!("{}, {} mode, {:.0} minutes", results.date, results.mode, results.minutes));
     terminal.say(format_args!(
         "{} records were read back: none missing, none invented, no duplicate, order per key right",
-        count(results.records_read_back)
+        thousands(results.records_read_back)
     ));
 }
 
@@ -39,13 +40,13 @@ pub fn show_part(terminal: &Terminal, results: &Results) {
 }
 
 fn row(ratio: &Ratio) -> String {
-    let value = with_unit(&number(ratio.value), &ratio.unit);
+    let value = with_unit(ratio.value, &ratio.unit);
     format!("{:<4} {}: {value} ({})", ratio.id, ratio.what, limits(ratio))
 }
 
 fn limits(ratio: &Ratio) -> String {
     match ratio.aim {
-        Some(aim) => format!("{}; aim {aim}", required(ratio)),
+        Some(aim) => format!("{}; aim {}", required(ratio), numerals::limit(aim, &ratio.unit)),
         None => required(ratio),
     }
 }
@@ -63,10 +64,10 @@ fn figures(terminal: &Terminal, results: &Results) {
 }
 
 fn series(figure: &Figure) -> String {
-    let mut text = with_unit(&number(figure.median()), &figure.unit);
+    let mut text = with_unit(figure.median(), &figure.unit);
     if figure.samples.len() > 1 {
         let (lowest, highest) = figure.range();
-        text += &format!(" (median of {}: {} to {})", figure.samples.len(), number(lowest), number(highest));
+        text += &format!(" (median of {}: {} to {})", figure.samples.len(), measured(lowest), measured(highest));
     }
     if !figure.note.is_empty() {
         text += &format!("; {}", figure.note);

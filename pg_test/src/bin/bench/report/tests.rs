@@ -1,29 +1,10 @@
-use super::number::{number, required};
-use super::{page, plot};
+use super::{page, plot, required};
 use crate::results::{Figure, Good, Ratio, Results};
 
 /// Invented, every one of them.
 fn results() -> Results {
     let text = include_str!("invented.json");
     serde_json::from_str(text).expect("the invented results can be read")
-}
-
-#[test]
-fn three_digits_count() {
-    for (value, expected) in [
-        (0.0, "0"),
-        (0.5234, "0.523"),
-        (0.001234, "0.00123"),
-        (8.3149, "8.31"),
-        (99.96, "100"),
-        (128.4, "128"),
-        (999.7, "1,000"),
-        (512_345.0, "512,000"),
-        (-1_234_567.0, "-1,230,000"),
-        (f64::NAN, "not measurable"),
-    ] {
-        assert_eq!(number(value), expected, "{value}");
-    }
 }
 
 #[test]
@@ -58,15 +39,15 @@ fn the_page_of_docs_has_its_marks() {
 #[test]
 fn the_page_shows_every_row_and_every_series() {
     let results = results();
-    let page = page::measured(&results, &plot::all(&results), "results.json");
+    let page = page::body(&results, &plot::all(&results), "results.json");
     for expected in [
         "**Missed: R6.**",
         "Not measured in this run: R3, R5,",
         "| R1 | drain of 1M x 200 B / raw producer | **0.620** | at least 0.45 | 0.6 | ok, and the aim |",
-        "| R6 | p99 commit -> consumer at half the rate | **31.2 ms** | at most 25 ms | 10 | **missed** |",
+        "| R6 | p99 commit -> consumer at half the rate | **31.2 ms** | at most 25 ms | 10 ms | **missed** |",
         "- **R2** median of the ratios of 5 rounds",
         "#### Drain beside Debezium",
-        "| backlog | debezium, tuned | **46,000 messages/s** | 43,000 to 54,000 | 3 | `max.batch.size` 20480 |",
+        "| backlog | Debezium, tuned | **46,000 messages/s** | 43,000 to 54,000 | 3 | `max.batch.size` 20480 |",
         "![What was reached, in multiples of what must be](performance-ratios.svg)",
         "| postgres | PostgreSQL 15 |",
     ] {
@@ -87,7 +68,7 @@ fn text_of_a_series_is_no_markup() {
         }],
         ..Results::default()
     };
-    let page = page::measured(&results, &[], "results.json");
+    let page = page::body(&results, &[], "results.json");
     assert!(page.contains("#### A &lt;b>") && page.contains("| x \\| y | relay | **1.00 messages/s** |"), "{page}");
     assert!(page.contains("| two lines &amp; more |"), "{page}");
 }
