@@ -37,9 +37,9 @@ pub fn save(results: &Results, directory: &Path) -> Result<PathBuf> {
 /// Says what came out, keeps it in `directory`, and makes the page there or, if asked to, in docs/.
 pub fn publish(terminal: &Terminal, results: &Results, directory: &Path, into_docs: bool) -> Result<()> {
     let json = save(results, directory)?;
-    screen::show(terminal, results);
     let place = if into_docs { Place::Docs } else { Place::Directory(directory) };
     let page = place.make_page(results)?;
+    screen::show(terminal, results);
     terminal.title("To keep and to read");
     terminal.say(format_args!("as JSON: {}", json.display()));
     terminal.say(format_args!("as a page with plots: {}", page.display()));
@@ -54,10 +54,10 @@ pub fn again(terminal: &Terminal, json: &Path, into_docs: bool) -> Result<()> {
     let text = fs::read_to_string(json).with_context(|| format!("could not read {json:?}"))?;
     let results: Results =
         serde_json::from_str(&text).with_context(|| format!("{json:?} does not hold results of this benchmark"))?;
-    screen::show(terminal, &results);
     let beside = json.parent().unwrap_or(Path::new(""));
-    let place = if into_docs { Place::Docs } else { Place::Directory(beside) };
-    terminal.title(format_args!("As a page with plots: {}", place.make_page(&results)?.display()));
+    let page = if into_docs { Place::Docs } else { Place::Directory(beside) }.make_page(&results)?;
+    screen::show(terminal, &results);
+    terminal.title(format_args!("As a page with plots: {}", page.display()));
     Ok(())
 }
 

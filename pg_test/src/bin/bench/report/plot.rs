@@ -108,7 +108,7 @@ pub fn drains(results: &Results) -> Option<Plot> {
     drawing.text(MARGIN, 50.0, Anchor::Start, "soft", "bar: median; thin line: lowest to highest round");
     let left = 270.0;
     let right = WIDTH - MARGIN - 90.0;
-    let most = bars.iter().map(|figure| figure.range().1).fold(0.0, f64::max);
+    let most = bars.iter().map(|(_, figure)| figure.range().1).fold(0.0, f64::max);
     let step = step(most);
     let steps = (most / step).ceil();
     let at = |rate: f64| left + rate / (steps * step) * (right - left);
@@ -117,11 +117,11 @@ pub fn drains(results: &Results) -> Option<Plot> {
         drawing.text(at(rate), bottom + 18.0, Anchor::Middle, "soft", &measured(rate));
     }
     drawing.text((left + right) / 2.0, bottom + 40.0, Anchor::Middle, "ink", "messages/s");
-    for (figure, top) in bars.iter().zip((0..).map(|row| TOP + ROW * f64::from(row))) {
+    for ((name, figure), top) in bars.iter().zip((0..).map(|row| TOP + ROW * f64::from(row))) {
         let (lowest, highest) = figure.range();
         let middle = top + ROW / 2.0;
         let colour = if figure.who == drain::RELAY { "ours" } else { "others" };
-        drawing.text(left - 10.0, middle + 5.0, Anchor::End, "ink", &figure.who);
+        drawing.text(left - 10.0, middle + 5.0, Anchor::End, "ink", name);
         drawing.bar(left, middle - BAR / 2.0, at(figure.median()) - left, BAR, colour);
         drawing.line(at(lowest), middle, at(highest), middle, "range");
         drawing.text(at(highest) + 8.0, middle + 5.0, Anchor::Start, "strong", &measured(figure.median()));
@@ -129,16 +129,28 @@ pub fn drains(results: &Results) -> Option<Plot> {
     Some(Plot { file: "performance-drains.svg", title: TITLE, svg: drawing.finish() })
 }
 
-/// Who is in the picture: the raw producer of the central case, and all who took turns with Debezium, the relay among them.
-fn contestants(results: &Results) -> Vec<&Figure> {
+/// Who is in the picture: the relay beside the raw producers in the central case, and beside Debezium where they took turns.
+/// The relay is in both, because these are different minutes.
+fn contestants(results: &Results) -> Vec<(String, &Figure)> {
     let rates = |figure: &&Figure| figure.unit == "messages/s" && !figure.samples.is_empty();
-    let raw = results.figures.iter().filter(rates).find(|figure| figure.who == drain::RAW);
-    let beside = results.groups().into_iter().map(|(_, figures)| figures.into_iter().filter(rates).collect::<Vec<_>>());
-    let beside = beside.into_iter().find(|figures| {
-        figures.iter().any(|figure| figure.who == drain::RELAY)
-            && figures.iter().any(|figure| figure.who.starts_with("Debezium"))
-    });
-    raw.into_iter().chain(beside.into_iter().flatten()).collect()
+    let is_debezium = |figure: &Figure| figure.who.starts_with("debezium");
+    let mut bars = Vec::new();
+    if let Some(raw) = results.figures.iter().filter(rates).find(|figure| figure.who == drain::RAW) {
+        let beside_raw = [drain::RAW, drain::RAW_WITH_ID, drain::RELAY];
+        let figures = beside_raw.into_iter().filter_map(|who| results.figure(&raw.group, &raw.case, who));
+        bars.extend(figures.map(|figure| (figure.who.clone(), figure)));
+    }
+    for (_, figures) in results.groups() {
+        let figures: Vec<&Figure> = figures.into_iter().filter(rates).collect();
+        let relay = figures.iter().find(|figure| figure.who == drain::RELAY);
+        if let (Some(relay), true) = (relay, figures.iter().any(|figure| is_debezium(figure))) {
+            bars.push((format!("{}, beside Debezium", drain::RELAY), relay));
+            bars.extend(
+                figures.iter().filter(|figure| is_debezium(figure)).map(|figure| (figure.who.clone(), *figure)),
+            );
+        }
+    }
+    bars
 }
 
 /// A round distance of marks that makes four to ten of them.
