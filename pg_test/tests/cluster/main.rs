@@ -28,6 +28,7 @@ mod order;
 mod outage;
 mod producer_ids;
 mod publisher;
+mod quota;
 mod record;
 mod refusal;
 mod security;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         outage::trials(),
         blackhole::trials(),
         topics::trials(),
+        quota::trials(),
         leaderless::trials(),
         producer_ids::trials(),
         volume::trials(),
