@@ -81,7 +81,7 @@ impl Lane {
     /// The same for safety's sake only: not before the last one has been done, and later where very many rows were read since:
     /// what was removed of them is waded through, as is what is held.
     pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) {
-        let under_way = self.ready && self.position < self.rescan_to;
+        let under_way = self.ready && self.looks_again();
         let later = interval * (self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32;
         if under_way || self.looked_at.is_some_and(|at| now < at + later) {
             return;
@@ -90,6 +90,11 @@ impl Lane {
         self.looked_at = Some(now);
         self.read = 0;
         self.rescan();
+    }
+
+    /// Whether what is read next has been read before.
+    pub fn looks_again(&self) -> bool {
+        self.position < self.rescan_to
     }
 
     /// What has this id, or one above it, is read again.

@@ -18,6 +18,7 @@ mod flight;
 mod holds;
 mod lane;
 mod leases;
+mod looks;
 pub mod ports;
 mod reports;
 mod rows;
@@ -44,6 +45,7 @@ use crate::window::Window;
 use flight::Flight;
 use lane::Lane;
 use leases::Tenure;
+use looks::Looks;
 use ports::{Bell, Clock, FlightId, Order, Publisher, Report, Store, StoreError, Wait};
 use reports::Told;
 
@@ -83,8 +85,9 @@ pub struct Relay<S, P, C, B> {
     previous: BTreeSet<Bucket>,
     /// Buckets of which it is still to be read what is noted of refused rows.
     unread: BTreeSet<Bucket>,
-    /// When to look for rows that no bell told of.
+    /// When to look for rows that no bell told of, and how long such looks take.
     discover_at: Option<Time>,
+    looks: Looks,
     /// Failed turns in a row in which nothing was published.
     fruitless: u32,
     /// After a failed turn: do nothing before this.
@@ -146,6 +149,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             previous: BTreeSet::new(),
             unread: BTreeSet::new(),
             discover_at: None,
+            looks: Looks::default(),
             fruitless: 0,
             wait_until: None,
             silence,

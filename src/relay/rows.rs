@@ -13,7 +13,7 @@ use super::flight::Flight;
 use super::ports::{Bell, Clock, FlightId, Limits, Publisher, Store, StoreError};
 
 /// Memory that an idle batch buffer keeps.
-const SPARE_BYTES: usize = 1 << 20;
+const SPARE_BYTES: usize = 2 << 20;
 /// Idle batch buffers that are kept.
 const SPARE_MAX: usize = 16;
 /// Refused rows of a bucket that are tried again in one turn.
@@ -44,10 +44,16 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if self.lanes.is_empty() || self.discover_at.is_some_and(|at| now < at) {
             return Ok(());
         }
+        if let Some(at) = self.looks.not_before(self.settings.poll_interval).filter(|at| now < *at) {
+            self.discover_at = Some(at);
+            return Ok(());
+        }
+        self.looks.begin(now);
         // A busy bucket has rows anyway: what its batch has passed over is looked for behind it.
         let (busy, quiet): (Vec<Bucket>, Vec<Bucket>) =
             self.lanes.keys().copied().partition(|bucket| self.lanes[bucket].flight.is_some());
         let pending = self.store.pending(&quiet)?;
+        self.looks.took(self.clock.now().since(now));
         for bucket in busy.into_iter().chain(pending) {
             if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
                 lane.rescan_for_safety(now, self.settings.poll_interval);
@@ -216,9 +222,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Reads rows, if their lease outlasts that.
     fn read(&mut self, bucket: Bucket, after: i64, limits: Limits) -> Result<Option<(Batch, bool)>, StoreError> {
         let mut batch = self.spare.pop().unwrap_or_default();
+        let begun = self.clock.now();
         let fetched = self.store.fetch(bucket, after, limits, &mut batch);
         if fetched.is_ok() {
             let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+            if lane.looks_again() {
+                self.looks.took(self.clock.now().since(begun));
+            }
             if let Some((attempts, _)) = lane.unreadable.take() {
                 self.unreadable.forget(&bucket);
                 info!(bucket, attempts, "messages can be read again");

@@ -47,7 +47,7 @@ pub(crate) const MISSED: [Missed; 42] = [
     missed(Rule::SafetyRescan, Promise::EverythingDrains, 27),
     missed(Rule::NoOvertaking, Promise::OrderOfAKey, 17734),
     missed(Rule::FairShare, Promise::SharesSettle, 10),
-    missed(Rule::ClaimOnlyTheShare, Promise::SharesSettle, 2667),
+    missed(Rule::ClaimOnlyTheShare, Promise::SharesSettle, 5578),
     missed(Rule::ExpiredLeasesAreFree, Promise::SharesSettle, 2),
     missed(Rule::Fence, Promise::OrderOfAKey, 460),
     missed(Rule::OldBucketsAreLeased, Promise::NoBucketStarves, 393),
@@ -59,7 +59,7 @@ pub(crate) const MISSED: [Missed; 42] = [
     missed(Rule::GuardedRemoval, Promise::RemoveOnlyWithALease, 7),
     missed(Rule::GuardedHandBack, Promise::OneOwnerABucket, 34659),
     missed(Rule::UntoldIsRead, Promise::OrderOfAKey, 4),
-    missed(Rule::UntoldAfterSnapshot, Promise::OrderOfAKey, 3483),
+    missed(Rule::UntoldAfterSnapshot, Promise::OrderOfAKey, 6122),
     missed(Rule::UnknownIsUntold, Promise::OrderOfAKey, 160),
 ];
 
