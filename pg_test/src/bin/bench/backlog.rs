@@ -17,9 +17,11 @@ use crate::servers::Servers;
 
 /// Between two looks, at the counters in shared memory and at the memory of the relays.
 const LOOK: Duration = Duration::from_millis(10);
-/// A drain that is slower than this has failed.
+/// A drain that is slower than both has failed: slow enough for a machine that has other things to do.
 const MESSAGES_A_SECOND_AT_LEAST: u64 = 2_000;
-const AT_LEAST_PATIENCE: Duration = Duration::from_secs(60);
+const BYTES_A_SECOND_AT_LEAST: u64 = 10_000_000;
+/// For its first moments.
+const BEGIN_AT_MOST: Duration = Duration::from_secs(60);
 
 /// What a drain took.
 pub struct Drained {
@@ -57,7 +59,7 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
     // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
     client.batch_execute("analyze outbox.message; checkpoint").context("analyze and checkpoint")?;
     bench.terminal.draw(format_args!("{topic}: draining {} messages", messages.count));
-    let drained = watch(servers, &mut client, messages.count)?;
+    let drained = watch(servers, &mut client, messages)?;
     servers.enable(false)?;
     bench.terminal.draw(format_args!("{topic}: reading {} messages back", messages.count));
     results.records_read_back += read_back::check(&servers.broker, topic, messages, Headers::MessageId)?;
@@ -66,9 +68,12 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
     Ok(drained)
 }
 
-/// Enables the relays and watches until that many messages more are removed.
-fn watch(servers: &Servers, client: &mut Client, count: u64) -> Result<Drained> {
-    let at_most = AT_LEAST_PATIENCE.max(Duration::from_secs(count / MESSAGES_A_SECOND_AT_LEAST));
+/// Enables the relays and watches until all messages are removed.
+fn watch(servers: &Servers, client: &mut Client, messages: &Messages) -> Result<Drained> {
+    let count = messages.count;
+    let bytes = count * messages.value_bytes as u64;
+    let seconds = count / MESSAGES_A_SECOND_AT_LEAST + bytes / BYTES_A_SECOND_AT_LEAST;
+    let at_most = BEGIN_AT_MOST + Duration::from_secs(seconds);
     let relays = servers.relays()?;
     ensure!(!relays.is_empty(), "there is no relay");
     let counters = client
