@@ -2,7 +2,8 @@
 //!
 //! Reason: on a server with many databases, relays that poll would be felt by all. `pg_stat_database` counts every
 //! transaction in the database, the relay's and autovacuum's; sessions of the benchmark are in another database. An empty
-//! database without the extension is counted beside it, which is what autovacuum alone makes.
+//! database without the extension is counted beside it: its transactions, which are autovacuum's visits, are taken off.
+//! What autovacuum does for the relay's own tables stays in.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +18,8 @@ use crate::servers::DATABASE;
 const GROUP: &str = "idle";
 const CASE: &str = "nothing to do";
 const BARE: &str = "bare";
-/// For what came before to be counted: a process reports its transactions at most once a second.
-const SETTLE: Duration = Duration::from_secs(2);
+/// For what came before to be counted: an idle relay works every ten seconds, and then only reports what it did before.
+const SETTLE: Duration = Duration::from_secs(12);
 
 /// Counts for a while.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
@@ -54,13 +55,13 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     }
     results.ratios.push(Ratio {
         id: "R10".into(),
-        what: "transactions a minute of a database with an idle relay".into(),
-        value: rates[0],
+        what: "transactions a minute of a database with an idle relay, above one without the extension".into(),
+        value: rates[0] - rates[1],
         unit: "/min".into(),
         good: Good::AtMost,
         required: 12.0,
         aim: None,
-        method: format!("pg_stat_database over {seconds} s without any session in the database, autovacuum's included"),
+        method: format!("pg_stat_database over {seconds} s without any session in the database; autovacuum of the relay's tables included"),
     });
     Ok(())
 }
