@@ -11,7 +11,10 @@
 //!
 //! Until its fence is drained, relays lease the buckets of the old count as well: the largest count of all counts.
 
+use std::collections::BTreeMap;
+
 use crate::broken::{Rule, broken};
+use crate::bucket::Bucket;
 
 /// Most changes that may wait at a time; a further one is refused (by sql/bucket_count.sql in Postgres).
 pub const CHANGES_MAX: usize = 16;
@@ -54,12 +57,31 @@ pub fn leased_buckets(bucket_count: u32, undrained: &[Change]) -> u32 {
     undrained.map(|change| change.bucket_count).fold(bucket_count, u32::max)
 }
 
+/// Where each bucket was last read only up to a fence. What lies behind it rang its bell long ago, so whoever knows bells only
+/// would begin to read behind it, once the fence is drained.
+#[derive(Debug, Default)]
+pub struct Withheld(BTreeMap<Bucket, i64>);
+
+impl Withheld {
+    /// From where to read a bucket that is to be read from `after` on.
+    #[must_use]
+    pub fn after(&self, bucket: Bucket, after: i64) -> i64 {
+        self.0.get(&bucket).map_or(after, |fence| after.min(*fence))
+    }
+
+    /// A bucket was read, up to this id if not to its end.
+    pub fn was_read(&mut self, bucket: Bucket, limit: Option<i64>) {
+        match limit {
+            Some(limit) => self.0.insert(bucket, limit),
+            None => self.0.remove(&bucket),
+        };
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
-    use crate::bucket::{Bucket, bucket_of};
+    use crate::bucket::bucket_of;
 
     const GROWN: Change = Change { fence_id: 100, bucket_count: 8 };
     const SHRUNK: Change = Change { fence_id: 200, bucket_count: 64 };
@@ -170,5 +192,17 @@ mod tests {
                 assert!(ids.is_sorted(), "key {key}: {ids:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_a_fence_has_withheld_is_read_first_once_it_is_drained() {
+        let mut withheld = Withheld::default();
+        assert_eq!(withheld.after(1, 70), 70);
+        withheld.was_read(1, Some(50));
+        assert_eq!((withheld.after(1, 70), withheld.after(1, 40), withheld.after(2, 70)), (50, 40, 70));
+        withheld.was_read(1, Some(60));
+        assert_eq!(withheld.after(1, 70), 60, "the next fence");
+        withheld.was_read(1, None);
+        assert_eq!(withheld.after(1, 70), 70);
     }
 }

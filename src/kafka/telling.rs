@@ -16,8 +16,15 @@ const TELLING_FOR: Duration = repeats::INTERVAL;
 const MEANINGS: &[(&[&str], &str)] = &[
     (&["unsupported mechanism"], "The broker does not offer this sasl.mechanism"),
     (&["supported mechanisms"], "The broker does not offer this sasl.mechanism"),
+    (&["no worthy mechs"], "The server lacks the library for sasl.mechanism (libsasl2-modules-gssapi-mit)"),
+    (&["libsasl2", "missing"], "The server lacks the library for sasl.mechanism (libsasl2-modules-gssapi-mit)"),
+    (
+        &["gssapi error"],
+        "There is no Kerberos ticket, or it has expired (KRB5_CLIENT_KTNAME, KRB5CCNAME of the server)",
+    ),
     (&["sasl", "authentication"], "The broker refuses the user or the password (sasl.username, sasl.password)"),
     (&["oauthbearer", "token"], "There is no OAUTHBEARER token to show to the broker (sasl.oauthbearer.*)"),
+    (&["oidc token"], "There is no OAUTHBEARER token to show to the broker (sasl.oauthbearer.*)"),
     (
         &["certificate verify failed"],
         "The broker's certificate is not trusted: it has expired, or ssl.ca.location does not name who signed it",

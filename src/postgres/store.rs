@@ -11,6 +11,7 @@ use tracing::{debug, warn};
 
 use crate::bucket::Bucket;
 use crate::clock::Time;
+use crate::fence::Withheld;
 use crate::lease::{self, Lease, LeaseRow};
 use crate::message::{Batch, Message};
 use crate::order::Unit;
@@ -115,6 +116,7 @@ pub struct PgStore {
     repeats: Repeats<&'static str>,
     clock: BootClock,
     fences: Fences,
+    withheld: Withheld,
     publishing: Statement,
     statements: Statements,
 }
@@ -139,6 +141,7 @@ impl PgStore {
             repeats: Repeats::default(),
             clock: BootClock,
             fences: Fences::new(),
+            withheld: Withheld::default(),
             publishing: stamp::statement(),
             statements: Statements::new(),
         }
@@ -308,19 +311,22 @@ impl Store for PgStore {
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
         let before = batch.len();
+        let after = self.withheld.after(bucket, after);
         let fetched = self.must(c"reading messages", |session| {
             // The transaction has its snapshot: whatever that may show of late commits is read in its place.
             let after = after.min(self.database.lowest_untold(self.header, self.slot, bucket).saturating_sub(1));
-            let highest = self.fences.limit(session).unwrap_or(i64::MAX);
+            let limit = self.fences.limit(session);
+            let highest = limit.unwrap_or(i64::MAX);
             let fetched = fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch);
             if batch.len() > before {
-                return Ok(Some(fetched));
+                return Ok((Some(fetched), limit));
             }
             match stamp::permission(session, &self.publishing) {
-                Permission::Granted => Ok(Some(fetched)),
+                Permission::Granted => Ok((Some(fetched), limit)),
                 Permission::NoStamp => {
                     let args = [arg(ints(&[bucket]))];
-                    Ok((self.statements.pending_buckets.run(session, &args) == 0).then_some(fetched))
+                    let none = self.statements.pending_buckets.run(session, &args) == 0;
+                    Ok((none.then_some(fetched), Some(after)))
                 }
                 Permission::Paused(_) | Permission::Copy(_) => {
                     Err(Undo::Leave("the database may not publish any more"))
@@ -328,11 +334,13 @@ impl Store for PgStore {
             }
         });
         match fetched {
-            Ok(None) => {
+            Ok((None, limit)) => {
+                self.withheld.was_read(bucket, limit);
                 self.shout_no_stamp();
                 Ok(false)
             }
-            Ok(Some(fetched)) => {
+            Ok((Some(fetched), limit)) => {
+                self.withheld.was_read(bucket, limit);
                 // Outside the transaction: what is read must be safe on disk, but no snapshot need wait for that.
                 fetch::flush_commits(fetched.commits);
                 Ok(fetched.more)

@@ -64,12 +64,16 @@ impl Lane {
         }
     }
 
-    /// A row with this id was committed.
+    /// A row with this id was committed, and none with a lower one since the last bell. Where all was read that could be seen,
+    /// what is unread begins there: the dead rows up to it need not be waded through.
     pub fn ring(&mut self, id: i64) {
         if broken(Rule::LateCommits) {
             self.ready = true;
-        } else {
+        } else if self.ready {
             self.read_again_from(id);
+        } else {
+            self.position = id.saturating_sub(1);
+            self.ready = true;
         }
     }
 
@@ -403,6 +407,22 @@ mod tests {
         let mut batch = batch(&[(41, b"a")]);
         lane.admit(&mut batch, false, &paused);
         assert_eq!((batch.len(), lane.position()), (0, 41));
+    }
+
+    #[test]
+    fn where_all_was_read_the_next_bell_tells_where_to_begin() {
+        let mut lane = read_to_40();
+        lane.rescan();
+        assert_eq!(lane.position(), 0);
+        lane.ring(50);
+        assert_eq!(lane.position(), 0, "not all was read");
+        lane.found_empty();
+        lane.ring(60);
+        assert_eq!(lane.position(), 59);
+        lane.ring(50);
+        assert_eq!(lane.position(), 49, "a late commit");
+        lane.ring(70);
+        assert_eq!(lane.position(), 49);
     }
 
     #[test]

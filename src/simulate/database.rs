@@ -659,13 +659,15 @@ impl Store for Seat<'_> {
         let snapshot = |world: &mut World| {
             // Without faults what is told of later can't matter: nothing happens between the two.
             let untold = if world.chance.is_some() { i64::MIN } else { world.lowest_untold(me, bucket) };
+            let after = world.actors[me].withheld.after(bucket, after);
             let first = (after + 1).min(untold);
             // Behind a fence everything waits until nothing of an earlier bucket count is left.
-            let last = fence::limit(world.database.undrained()).unwrap_or(i64::MAX);
+            let limit = fence::limit(world.database.undrained());
+            let last = limit.unwrap_or(i64::MAX);
             let rows = world.database.messages.range((bucket, first.min(last))..=(bucket, last));
-            rows.map(|((_, id), serial)| (*id, *serial)).collect::<Vec<_>>()
+            (after, limit, rows.map(|((_, id), serial)| (*id, *serial)).collect::<Vec<_>>())
         };
-        self.call_in_two(Verb::Fetch, snapshot, |world, _, rows| {
+        self.call_in_two(Verb::Fetch, snapshot, |world, _, (after, limit, rows)| {
             let untold = match () {
                 () if broken(Rule::UntoldIsRead) => i64::MAX,
                 () if broken(Rule::UntoldAfterSnapshot) => too_early,
@@ -677,6 +679,8 @@ impl Store for Seat<'_> {
                 return (Err(StoreError::Retry("a page is invalid".to_owned())), vec![(bucket, after)]);
             }
             let after = after.min(untold.saturating_sub(1));
+            world.actors[me].withheld.was_read(bucket, limit);
+            let database = &world.database;
             let value = vec![0; database.value_size];
             let mut more = false;
             for (id, serial) in rows.into_iter().filter(|(id, _)| *id > after) {

@@ -9,6 +9,7 @@ use fastrand::Rng;
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
+use crate::fence::Withheld;
 use crate::relay::Ended;
 use crate::relay::ports::{Order, Wait};
 use crate::settings::Settings;
@@ -104,6 +105,8 @@ pub(super) struct Actor {
     /// Something has happened since it rested last.
     pub latch: bool,
     pub unknown: bool,
+    /// What its store keeps in memory.
+    pub withheld: Withheld,
     pub orders: Orders,
     pub client: Client,
     /// Those it goes by now.
@@ -223,6 +226,7 @@ impl World {
             settings: Settings::default(),
             call: None,
             interrupted: false,
+            withheld: Withheld::default(),
             hindered_in_stopping: false,
             frozen: START,
             begins,

@@ -25,7 +25,7 @@ const BEGIN_AT_MOST: Duration = Duration::from_secs(60);
 
 /// What a drain took.
 pub struct Drained {
-    /// From the reload that enables the relays until all messages are acknowledged and removed.
+    /// From the moment that it may begin until all messages are acknowledged and removed.
     pub took: Duration,
     /// Processor time of the relays meanwhile.
     pub processor: Duration,
@@ -59,17 +59,50 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
     // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
     client.batch_execute("analyze outbox.message; checkpoint").context("analyze and checkpoint")?;
     bench.terminal.draw(format_args!("{topic}: draining {} messages", messages.count));
-    let drained = watch(servers, &mut client, messages)?;
+    let drained = watch(servers, &mut client, messages, |client| {
+        client.batch_execute("alter system set outbox_relay.enabled = on").context("alter system")?;
+        let since = Instant::now();
+        cluster::reload(client)?;
+        Ok(since)
+    })?;
+    finish(bench, servers, results, topic, messages)?;
+    Ok(drained)
+}
+
+/// The same, but all messages are committed at once, before the eyes of a relay that runs and has nothing to do. The clock
+/// starts with the answer to the commit.
+pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &Messages) -> Result<Drained> {
+    let servers = bench.servers;
+    let topic = &bench.new_topic("relay", messages.partitions)?;
+    let mut client = servers.session()?;
+    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+    servers.enable(true)?;
+    bench.terminal.draw(format_args!("{topic}: enqueueing {} messages in one transaction", messages.count));
+    let at_once = Messages { a_commit: messages.count, ..messages.clone() };
+    let drained = watch(servers, &mut client, messages, |_| {
+        fill::outbox(servers.session()?, topic, &at_once)?;
+        Ok(Instant::now())
+    })?;
+    finish(bench, servers, results, topic, messages)?;
+    Ok(drained)
+}
+
+fn finish(bench: &Bench<'_>, servers: &Servers, results: &mut Results, topic: &str, messages: &Messages) -> Result<()> {
     servers.enable(false)?;
     bench.terminal.draw(format_args!("{topic}: reading {} messages back", messages.count));
     results.records_read_back += read_back::check(&servers.broker, topic, messages, Headers::MessageId)?;
     servers.broker.delete_topic(topic)?;
     bench.terminal.wipe();
-    Ok(drained)
+    Ok(())
 }
 
-/// Enables the relays and watches until all messages are removed.
-fn watch(servers: &Servers, client: &mut Client, messages: &Messages) -> Result<Drained> {
+/// Watches a drain until all messages are removed. What begins it tells since when the clock runs.
+fn watch(
+    servers: &Servers,
+    client: &mut Client,
+    messages: &Messages,
+    begin: impl FnOnce(&mut Client) -> Result<Instant>,
+) -> Result<Drained> {
     let count = messages.count;
     let bytes = count * messages.value_bytes as u64;
     let seconds = count / MESSAGES_A_SECOND_AT_LEAST + bytes / BYTES_A_SECOND_AT_LEAST;
@@ -80,12 +113,9 @@ fn watch(servers: &Servers, client: &mut Client, messages: &Messages) -> Result<
         .prepare("select messages from outbox.relay_status() where pid is not null order by pid")
         .context("could not ask for the counters of the relays")?;
     let before = removed(client, &counters)?;
-    client.batch_execute("alter system set outbox_relay.enabled = on").context("alter system")?;
     let mut memory = 0;
     let processor = processor_time(&relays)?;
-
-    let since = Instant::now();
-    cluster::reload(client)?;
+    let since = begin(client)?;
     let (took, parts) = loop {
         let now = removed(client, &counters)?;
         let took = since.elapsed();
