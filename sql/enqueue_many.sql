@@ -1,7 +1,7 @@
 -- What writers call for many messages at a time, at the cost of a plain INSERT of as many rows.
 --
 -- As arrays: a topic for all or for each, and an array that is null leaves that part out of all messages. One C function a
--- combination of types, as in enqueue.sql, which says why they are SECURITY DEFINER and PARALLEL UNSAFE.
+-- combination of types, as in enqueue.sql, which says how they come by the owner's rights and why they are PARALLEL UNSAFE.
 
 create function outbox.enqueue_many(
     topic text,
@@ -11,8 +11,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_many_bytea_bytea';
 comment on function outbox.enqueue_many(text, bytea[], bytea[], jsonb[], integer[], uuid[]) is
     'saves messages, one topic, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -25,8 +24,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_many_text_text';
 comment on function outbox.enqueue_many(text, text[], text[], jsonb[], integer[], uuid[]) is
     'saves messages, one topic, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -39,8 +37,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_many_text_jsonb';
 comment on function outbox.enqueue_many(text, text[], jsonb[], jsonb[], integer[], uuid[]) is
     'saves messages, one topic, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -53,8 +50,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_many_text_json';
 comment on function outbox.enqueue_many(text, text[], json[], jsonb[], integer[], uuid[]) is
     'saves messages, one topic, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -67,8 +63,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_many_text_bytea';
 comment on function outbox.enqueue_many(text, text[], bytea[], jsonb[], integer[], uuid[]) is
     'saves messages, one topic, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -81,8 +76,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_each_bytea_bytea';
 comment on function outbox.enqueue_many(text[], bytea[], bytea[], jsonb[], integer[], uuid[]) is
     'saves messages, a topic for each, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -95,8 +89,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_each_text_text';
 comment on function outbox.enqueue_many(text[], text[], text[], jsonb[], integer[], uuid[]) is
     'saves messages, a topic for each, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -109,8 +102,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_each_text_jsonb';
 comment on function outbox.enqueue_many(text[], text[], jsonb[], jsonb[], integer[], uuid[]) is
     'saves messages, a topic for each, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -123,8 +115,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_each_text_json';
 comment on function outbox.enqueue_many(text[], text[], json[], jsonb[], integer[], uuid[]) is
     'saves messages, a topic for each, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';
@@ -137,8 +128,7 @@ create function outbox.enqueue_many(
     partitions integer[] default null,
     message_ids uuid[] default null
 ) returns uuid[]
-    language c volatile parallel unsafe security definer
-    set search_path = pg_catalog, pg_temp
+    language c volatile parallel unsafe
     as 'MODULE_PATHNAME', 'outbox_enqueue_each_text_bytea';
 comment on function outbox.enqueue_many(text[], text[], bytea[], jsonb[], integer[], uuid[]) is
     'saves messages, a topic for each, in the current transaction, in the order of the arrays, all or none; returns their message ids in that order';

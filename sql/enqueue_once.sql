@@ -1,7 +1,7 @@
 -- What writers call for a message that a retry may bring again. The message id decides alone, of whatever topic the message
 -- is; only messages that came this way are remembered, in outbox.once.
 --
--- SECURITY DEFINER and PARALLEL UNSAFE as in enqueue.sql.
+-- SECURITY DEFINER because it writes outbox.once by statements, as the owner; PARALLEL UNSAFE because it writes.
 
 create function outbox.enqueue_once(
     topic text,

@@ -74,7 +74,13 @@ create table outbox.lease (
     expires_at timestamptz not null default '-infinity',
     constraint lease_pkey primary key (bucket),
     constraint lease_bucket_check check (bucket >= 0)
-) with (fillfactor = 30, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
+) with (
+    fillfactor = 30,
+    autovacuum_vacuum_threshold = 200,
+    autovacuum_vacuum_scale_factor = 0.0,
+    -- Renewals change every row each time, and no statistics: those of a server that has nothing to do would be made each minute.
+    autovacuum_analyze_threshold = 100000
+);
 
 comment on table outbox.lease is 'which relay may publish a bucket; changed by guarded updates only, rows are seeded by the relays';
 comment on column outbox.lease.bucket is 'bucket, from 0 to the bucket count less one';
@@ -89,7 +95,12 @@ create table outbox.relay (
     last_seen timestamptz not null default pg_catalog.clock_timestamp(),
     stopped_at timestamptz,
     constraint relay_pkey primary key (relay_id)
-) with (fillfactor = 30, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.0);
+) with (
+    fillfactor = 30,
+    autovacuum_vacuum_threshold = 200,
+    autovacuum_vacuum_scale_factor = 0.0,
+    autovacuum_analyze_threshold = 100000
+);
 
 comment on table outbox.relay is 'heartbeats of the relays of this database';
 comment on column outbox.relay.relay_id is 'server instance, boot, database, and number of the worker; never used twice';

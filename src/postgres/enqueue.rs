@@ -61,6 +61,6 @@ fn enqueue(function: &Function, key: Kind, value: Kind) -> pg_sys::Datum {
         message_id: function.argument(5),
     };
     let message = check(&given, key, value, &mut KnownPartitions::default()).unwrap_or_else(|refusal| refusal.raise());
-    enqueue_rows::store_one(&message);
+    enqueue_rows::store(std::slice::from_ref(&message));
     given.message_id.unwrap_or_else(|| enqueue_rows::uuid_datum(&message.message_id))
 }

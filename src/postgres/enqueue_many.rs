@@ -130,7 +130,7 @@ fn enqueue_many(function: &Function, topics: Topics, key: Elements, value: Eleme
         let message = check(&given, key.kind, value.kind, &mut known);
         messages.push(message.unwrap_or_else(|refusal| refusal.raise_for_row(row + 1)));
     }
-    enqueue_rows::store_many(&messages);
+    enqueue_rows::store(&messages);
     array_of_ids(&messages)
 }
 
@@ -355,7 +355,7 @@ impl Gathered {
     }
 
     fn store(&mut self) {
-        session::as_owner_of_messages(|| enqueue_rows::store_many(&self.messages));
+        enqueue_rows::store(&self.messages);
         self.stored += self.messages.len();
         self.bytes = 0;
         for message in self.messages.drain(..) {

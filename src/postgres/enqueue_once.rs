@@ -77,7 +77,7 @@ fn enqueue_once(function: &Function, key: Kind, value: Kind) -> pg_sys::Datum {
     let message = check(&given, key, value, &mut KnownPartitions::default()).unwrap_or_else(|refusal| refusal.raise());
     let new = remember(message_id, within);
     if new {
-        enqueue_rows::store_one(&message);
+        enqueue_rows::store(std::slice::from_ref(&message));
         if fastrand::u32(..FORGET_ONE_OF) == 0 {
             FORGET.set(true);
         }
@@ -144,7 +144,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _argument: *m
             return;
         }
         pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
-        session::as_owner_of_messages(|| {
+        session::as_owner_with_path(|| {
             pg_sys::SPI_connect();
             FORGET_SOME.with(|forget| session::execute(forget.plan(), &[], false));
             pg_sys::SPI_finish();

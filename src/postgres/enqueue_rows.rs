@@ -1,8 +1,11 @@
 //! Checked messages become rows of outbox.message, and the bells of their buckets ring at commit.
 //!
-//! One row goes through a kept plan. Many rows go as COPY writes them: a page is locked and logged once for all rows that
-//! fit into it, which makes them cheaper than as many single ones. Whatever an owner has hung on the table that only the
-//! executor knows to serve (triggers, rules, policies, more columns) sends them through the plan one by one.
+//! Rows go straight into table and index, many of them as COPY writes them: a page is locked and logged once for all rows that
+//! fit into it. A statement would cost more than the row it writes: an executor made and taken down, and constraints compiled
+//! that hold by construction. Whatever an owner has hung on the table that only the executor knows to serve (triggers, rules,
+//! policies, constraints, more columns) sends rows through a kept plan one by one.
+
+use std::ffi::CStr;
 
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use pgrx::{FromDatum, pg_sys};
@@ -21,16 +24,13 @@ const BYTES_AT_A_TIME: usize = 256 << 10;
 const COLUMNS: usize = 9;
 /// Those with a default: id and created_at.
 const COLUMNS_WITH_DEFAULT: u16 = 2;
+/// Partition, key, value and headers.
+const NULLABLE: std::ops::Range<usize> = 3..7;
+/// The constraints of sql/tables.sql. What is checked, numbered and given a bucket here meets them.
+const CONSTRAINTS: [&CStr; 3] = [c"message_bucket_check", c"message_id_check", c"message_partition_check"];
 
-/// Stores a message in the caller's transaction, as the owner of the table.
-pub fn store_one(message: &Checked) {
-    let schema = prepare();
-    let bucket = bucket(message, bucket_count(schema));
-    bell::wrote(bucket, insert(bucket, message));
-}
-
-/// The same for many, in their order.
-pub fn store_many(messages: &[Checked]) {
+/// Stores messages in the caller's transaction, as the owner of the table, in their order.
+pub fn store(messages: &[Checked]) {
     if messages.is_empty() {
         return;
     }
@@ -44,19 +44,21 @@ pub fn store_many(messages: &[Checked]) {
     match Table::open(schema) {
         Some(mut table) => {
             let mut rest = messages;
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at(first_few(rest));
-                table.insert(now, count);
-                rest = later;
-            }
+            session::as_owner(|| {
+                while !rest.is_empty() {
+                    let (now, later) = rest.split_at(first_few(rest));
+                    table.insert(now, count);
+                    rest = later;
+                }
+            });
             table.close();
         }
-        None => {
+        None => session::as_owner_with_path(|| {
             for message in messages {
                 let bucket = bucket(message, count);
                 bell::wrote(bucket, insert(bucket, message));
             }
-        }
+        }),
     }
 }
 
@@ -214,12 +216,19 @@ impl Table {
                 let bucket = bucket(message, bucket_count);
                 let id = self.next_id();
                 self.fill(*slot, message, bucket, id);
-                pg_sys::ExecConstraints(self.result, *slot, self.state);
                 bell::wrote(bucket, id);
             }
             let command = pg_sys::GetCurrentCommandId(true);
-            let count = messages.len() as i32;
-            pg_sys::heap_multi_insert(self.relation, self.slots.as_mut_ptr(), count, command, 0, std::ptr::null_mut());
+            let nowhere = std::ptr::null_mut();
+            if let [_] = messages {
+                let (slot, mut copied) = (self.slots[0], false);
+                let tuple = pg_sys::ExecFetchSlotHeapTuple(slot, true, &mut copied);
+                pg_sys::heap_insert(self.relation, tuple, command, 0, nowhere);
+                (*slot).tts_tid = (*tuple).t_self;
+            } else {
+                let count = messages.len() as i32;
+                pg_sys::heap_multi_insert(self.relation, self.slots.as_mut_ptr(), count, command, 0, nowhere);
+            }
             for slot in &self.slots[..messages.len()] {
                 // No index is deferrable: that would come with a trigger.
                 let nothing = std::ptr::null_mut();
@@ -304,5 +313,23 @@ unsafe fn is_as_made(relation: pg_sys::Relation) -> bool {
             && !constraints.is_null()
             && (*constraints).num_defval == COLUMNS_WITH_DEFAULT
             && !(*constraints).has_generated_stored
+            && has_our_checks(&*constraints)
+            && (*columns)
+                .attrs
+                .as_slice(COLUMNS)
+                .iter()
+                .enumerate()
+                .all(|(index, column)| column.attnotnull != NULLABLE.contains(&index))
+    }
+}
+
+/// # Safety
+/// The constraints of an open relation.
+unsafe fn has_our_checks(constraints: &pg_sys::TupleConstr) -> bool {
+    // SAFETY: the caller's promise; the server keeps as many as it says.
+    unsafe {
+        let checks = std::slice::from_raw_parts(constraints.check, usize::from(constraints.num_check));
+        checks.len() == CONSTRAINTS.len()
+            && checks.iter().all(|check| CONSTRAINTS.contains(&CStr::from_ptr(check.ccname)))
     }
 }

@@ -138,30 +138,42 @@ unsafe fn become_owner(context: i32) {
     }
 }
 
-/// Does something with the rights of the tables' owner, as a function with SECURITY DEFINER and a pinned search path would.
-/// An ERROR undoes it with the transaction or savepoint that it ends.
-pub(super) fn as_owner_of_messages<T>(work: impl FnOnce() -> T) -> T {
+/// Does something with the rights of the tables' owner that runs no code of anybody else: a search path of the caller's can
+/// mislead nothing there. An ERROR undoes it with the transaction or savepoint that it ends.
+pub(super) fn as_owner<T>(work: impl FnOnce() -> T) -> T {
     let (mut user, mut context) = (pg_sys::InvalidOid, 0);
-    // SAFETY: inside the caller's transaction; the user and the settings are put back as they were found.
+    // SAFETY: inside the caller's transaction; the user is put back as it was found.
     unsafe {
-        let level = pg_sys::NewGUCNestLevel();
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         become_owner(context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32);
-        pg_sys::set_config_option(
-            c"search_path".as_ptr(),
-            c"pg_catalog, pg_temp".as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
-            pg_sys::GucSource::PGC_S_SESSION,
-            pg_sys::GucAction::GUC_ACTION_SAVE,
-            true,
-            0,
-            false,
-        );
         let done = work();
-        pg_sys::AtEOXact_GUC(true, level);
         pg_sys::SetUserIdAndSecContext(user, context);
         done
     }
+}
+
+/// The same for what may run code of somebody else, such as triggers: with a pinned search path, as a function with SECURITY
+/// DEFINER and such a path would. That costs more than a row.
+pub(super) fn as_owner_with_path<T>(work: impl FnOnce() -> T) -> T {
+    as_owner(|| {
+        // SAFETY: as above; the setting is put back as it was found.
+        unsafe {
+            let level = pg_sys::NewGUCNestLevel();
+            pg_sys::set_config_option(
+                c"search_path".as_ptr(),
+                c"pg_catalog, pg_temp".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+            let done = work();
+            pg_sys::AtEOXact_GUC(true, level);
+            done
+        }
+    })
 }
 
 /// Undoes [`become_owner`] after a commit.

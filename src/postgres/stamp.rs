@@ -83,10 +83,10 @@ pub fn ensure(schema: pg_sys::Oid) {
     // Another session may be about to stamp it too: that does no harm, and this one need not wait for it.
     if !found {
         // SAFETY: inside the caller's transaction.
-        unsafe {
+        session::as_owner_with_path(|| unsafe {
             pg_sys::SPI_connect();
             INSERT.with(|insert| session::execute(insert.plan(), &[arg(own())], false));
             pg_sys::SPI_finish();
-        }
+        });
     }
 }

@@ -36,6 +36,48 @@ where c.relnamespace = 'outbox'::regnamespace and a.grantee = 0;
 select p.oid::regprocedure as public from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
 where p.pronamespace = 'outbox'::regnamespace and a.grantee = 0;
 
+-- What enqueue does with the owner's rights it does for that moment only. A trigger of the owner's runs as the owner, on a path of
+-- the owner's: a caller cannot put his own functions before it. Afterwards everything is as it was, after an error too.
+grant usage on schema outbox to regress_app;
+grant execute on function outbox.enqueue(text, text, text, jsonb, integer, uuid) to regress_app;
+grant execute on function outbox.enqueue_many(text, text[], text[], jsonb[], integer[], uuid[]) to regress_app;
+create schema regress_app authorization regress_app;
+create function public.tell() returns trigger language plpgsql as $$
+begin
+    raise notice 'topic %, as the caller: %, path: %', new.topic, session_user = current_user, current_setting('search_path');
+    if new.topic = 'refused' then
+        raise exception 'refused as %', case when current_user = 'regress_app' then 'the caller' else 'the owner' end;
+    end if;
+    return new;
+end
+$$;
+set session authorization regress_app;
+set search_path = regress_app, public;
+select outbox.enqueue('plain', 'k'::text, 'v'::text) is not null as stored, current_user, current_setting('search_path') as path;
+insert into outbox.message (bucket, topic, message_id) values (0, 't', gen_random_uuid());
+select nextval('outbox.message_id_seq');
+reset session authorization;
+create trigger tell before insert on outbox.message for each row execute function public.tell();
+set session authorization regress_app;
+set search_path = regress_app, public;
+select outbox.enqueue('told', 'k'::text, 'v'::text) is not null as stored, current_user, current_setting('search_path') as path;
+select cardinality(outbox.enqueue_many('told', array['k'], array['v']));
+begin;
+savepoint before;
+select outbox.enqueue('refused', 'k'::text, 'v'::text);
+rollback to before;
+select current_user, current_setting('search_path') as path;
+select outbox.enqueue('told', 'k'::text, 'v'::text) is not null as stored;
+rollback;
+reset search_path;
+reset session authorization;
+drop trigger tell on outbox.message;
+drop function public.tell();
+drop schema regress_app;
+revoke all on schema outbox from regress_app;
+revoke all on all functions in schema outbox from regress_app;
+truncate outbox.message;
+
 -- Monitoring may look at what holds no payload, and change nothing.
 select object, privilege from privileges
 where role = 'pg_monitor' and granted and privilege !~ 'column'
