@@ -76,9 +76,10 @@ create table outbox.lease (
     constraint lease_bucket_check check (bucket >= 0)
 ) with (
     fillfactor = 30,
-    autovacuum_vacuum_threshold = 200,
+    -- Renewals change every row each time. The pages clean themselves, and statistics tell nothing: without this, autovacuum
+    -- would come by each minute on a server that has nothing to do.
+    autovacuum_vacuum_threshold = 2000,
     autovacuum_vacuum_scale_factor = 0.0,
-    -- Renewals change every row each time, and no statistics: those of a server that has nothing to do would be made each minute.
     autovacuum_analyze_threshold = 100000
 );
 

@@ -6,6 +6,8 @@
 //! And the rule of G2: with `synchronous_commit = off` a row is visible before its commit is safe on disk. The commit's
 //! position in WAL is looked up for every transaction of the batch, and WAL is flushed up to the latest of them before the
 //! batch is handed on. Transactions that were committed synchronously have none, so normally this costs a look-up only.
+//! A batch ends before the first row that is not safe yet, unless it begins with it: with many writers who do not wait for the
+//! disk, one flush then serves all buckets, where each would have needed its own.
 
 use std::mem;
 
@@ -24,7 +26,7 @@ use super::stamp;
 pub struct Fetched {
     /// There may be more rows.
     pub more: bool,
-    /// WAL position behind the commits of all rows; 0 when all are known to be flushed.
+    /// WAL position behind the commits of all rows; 0 when all are flushed.
     pub commits: pg_sys::XLogRecPtr,
 }
 
@@ -39,12 +41,20 @@ pub fn batch(
     batch: &mut Batch,
 ) -> Fetched {
     let mut commits = Commits::default();
-    let mut full = false;
+    let (mut full, mut latest, begins_at) = (false, 0, batch.len());
+    // SAFETY: no preconditions; the time line is not asked for.
+    let flushed = unsafe { pg_sys::GetFlushRecPtr(std::ptr::null_mut()) };
     let args = [arg(bucket as i32), arg(after), arg(highest), arg(limits.rows as i64), arg(stamp::own())];
     receive(session, statement, &args, |row| {
         let mut detoasted = Detoasted::default();
         let topic = detoasted.bytes(row, 1).unwrap_or_default();
         let version = row.version();
+        let committed = commits.position(version.xmin);
+        if committed > flushed && latest <= flushed && batch.len() > begins_at {
+            full = true;
+            return false;
+        }
+        latest = latest.max(committed);
         let message = Message {
             id: row.must(0),
             // Names are checked at enqueue; what somebody else wrote is refused by the broker, not here.
@@ -57,11 +67,11 @@ pub fn batch(
             handle: &version.handle(),
         };
         batch.push(&message);
-        commits.add(version.xmin);
         full = batch.bytes() >= limits.bytes;
         !full
     });
-    Fetched { more: full || batch.len() >= limits.rows, commits: commits.latest }
+    let commits = if latest > flushed { latest } else { 0 };
+    Fetched { more: full || batch.len() >= limits.rows, commits }
 }
 
 /// Makes the commits up to this position safe; at once when they are.
@@ -72,29 +82,34 @@ pub fn flush_commits(position: pg_sys::XLogRecPtr) {
     }
 }
 
-/// Latest commit position of the transactions seen.
+/// Commit positions of transactions, of which the last one is remembered.
 #[derive(Default)]
 struct Commits {
     last: u32,
-    latest: pg_sys::XLogRecPtr,
+    position: pg_sys::XLogRecPtr,
 }
 
 impl Commits {
-    fn add(&mut self, xmin: u32) {
+    /// Behind the commit of this transaction, whose row is visible; 0 if it is known to be safe on disk.
+    fn position(&mut self, xmin: u32) -> pg_sys::XLogRecPtr {
         // Neighbours are mostly of one transaction, or at least of one look-up.
         if xmin == mem::replace(&mut self.last, xmin) {
-            return;
+            return self.position;
         }
         let xid = pg_sys::TransactionId::from(xmin);
         // SAFETY: the row is visible, so its transaction has committed. Of frozen rows the commit log may be gone; they
         // were flushed long ago. The limit is read without its lock: should it move in between, the look-up fails with an
         // ERROR and the batch is read again.
-        unsafe {
+        self.position = unsafe {
             let oldest = (*pg_sys::ShmemVariableCache).oldestClogXid;
-            if xmin >= pg_sys::FirstNormalTransactionId.into_inner() && !pg_sys::TransactionIdPrecedes(xid, oldest) {
-                self.latest = self.latest.max(pg_sys::TransactionIdGetCommitLSN(xid));
+            let normal = xmin >= pg_sys::FirstNormalTransactionId.into_inner();
+            if normal && !pg_sys::TransactionIdPrecedes(xid, oldest) {
+                pg_sys::TransactionIdGetCommitLSN(xid)
+            } else {
+                0
             }
-        }
+        };
+        self.position
     }
 }
 

@@ -68,8 +68,8 @@ struct Look {
 
 /// Runs every case and returns the rate of the first one.
 fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals, results: &mut Results) -> Result<f64> {
-    let seconds = bench.pick(10, 20);
-    let rounds = bench.pick(1, bench.rounds);
+    let seconds = bench.pick(60, 120);
+    let rounds = 1;
     let mut of_first = f64::NAN;
     let mut worst: Option<(f64, String)> = None;
     // Each case's series: rate, growth, median age, highest age, highest count.
