@@ -74,6 +74,10 @@ pub enum Rule {
     ExpiredLeasesAreFree,
     /// Messages behind a fence wait.
     Fence,
+    /// What a fence withheld is read before what comes behind it.
+    WithheldIsReadFirst,
+    /// What is read and not published is read again, from wherever the store had gone back to.
+    DroppedIsReadAgain,
     /// Old buckets are leased until their fence is drained.
     OldBucketsAreLeased,
     /// Store: a bucket is claimed only if it is free when that is done.

@@ -66,7 +66,8 @@ impl Withheld {
     /// From where to read a bucket that is to be read from `after` on.
     #[must_use]
     pub fn after(&self, bucket: Bucket, after: i64) -> i64 {
-        self.0.get(&bucket).map_or(after, |fence| after.min(*fence))
+        let fence = self.0.get(&bucket).filter(|_| !broken(Rule::WithheldIsReadFirst));
+        fence.map_or(after, |fence| after.min(*fence))
     }
 
     /// A bucket was read, up to this id if not to its end.

@@ -31,71 +31,120 @@ pub enum Removal {
 
 /// Removes the first `len` rows of a batch. Whether the lease is held the caller asks before, in the same transaction.
 pub fn rows(_session: &Session, bucket: Bucket, batch: &Batch, len: usize) -> Removal {
-    let wanted: Vec<(i64, RowVersion)> = batch.handles(len).map(|(id, handle)| (id, RowVersion::of(handle))).collect();
-    // SAFETY: inside a transaction with an active snapshot. Nothing in the closure has a destructor, so an ERROR may leave it
-    // at any point; the end of the transaction then releases table, slot and buffers.
-    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| remove(bucket as i32, &wanted)) }
-}
-
-/// # Safety
-/// Inside a transaction with an active snapshot, behind a boundary that catches an ERROR.
-unsafe fn remove(bucket: i32, wanted: &[(i64, RowVersion)]) -> Removal {
-    // SAFETY: the caller's promise. The lock on the table is kept to the end of the transaction, as a statement would; the
-    // slot is of the table's own kind, and its values are read before anything else is put into it.
+    // SAFETY: inside a transaction with an active snapshot. The lock on the table is kept to the end of the transaction, as a
+    // statement would; so nobody shortens the table meanwhile. After an ERROR the transaction's end releases table and slot.
     unsafe {
         let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-        let table = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-        let relation = pg_sys::table_open(table, pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
-        let description = (*relation).rd_rel;
-        if (*description).relhastriggers || (*description).relhasrules || (*description).relrowsecurity {
-            pg_sys::table_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-            return Removal::NeedsStatement;
-        }
-        let methods = (*relation).rd_tableam;
-        let (Some(look_at), Some(delete)) = ((*methods).tuple_fetch_row_version, (*methods).tuple_delete) else {
-            unreachable!("every table access method has both");
+        let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
+        let relation = pg_sys::table_open(message, pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
+        let class = (*relation).rd_rel;
+        let as_made = !((*class).relhastriggers || (*class).relhasrules || (*class).relrowsecurity);
+        let removal = match Table::of(relation).filter(|_| as_made) {
+            None => Removal::NeedsStatement,
+            Some(table) => {
+                let all = batch.handles(len).all(|(id, handle)| table.remove(bucket, id, RowVersion::of(handle)));
+                pg_sys::ExecDropSingleTupleTableSlot(table.slot);
+                // What follows in the transaction sees that they are gone.
+                pg_sys::CommandCounterIncrement();
+                if all { Removal::Done } else { Removal::Changed }
+            }
         };
-        let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
-        let snapshot = pg_sys::GetActiveSnapshot();
-        let command = pg_sys::GetCurrentCommandId(true);
-        let mut outcome = Removal::Done;
-        for (id, version) in wanted {
-            if pg_sys::InterruptPending != 0 {
-                pg_sys::ProcessInterrupts();
-            }
-            let mut place = version.place();
-            if !look_at(relation, &mut place, snapshot, slot) || !is_row(slot, bucket, *id, *version) {
-                outcome = Removal::Changed;
-                break;
-            }
-            let mut failure = pg_sys::TM_FailureData::default();
-            let no_cross_check = std::ptr::null_mut();
-            let deleted = delete(relation, &mut place, command, snapshot, no_cross_check, true, &mut failure, false);
-            if deleted != pg_sys::TM_Result::TM_Ok {
-                outcome = Removal::Changed;
-                break;
-            }
-        }
-        pg_sys::ExecDropSingleTupleTableSlot(slot);
         pg_sys::table_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-        // What follows in the transaction sees that they are gone.
-        pg_sys::CommandCounterIncrement();
-        outcome
+        removal
     }
 }
 
-/// # Safety
-/// The slot holds a row of outbox.message.
-unsafe fn is_row(slot: *mut pg_sys::TupleTableSlot, bucket: i32, id: i64, version: RowVersion) -> bool {
-    // SAFETY: the caller's promise; bucket and id are the table's first columns, and never null.
-    unsafe {
-        if i32::from((*slot).tts_nvalid) < COLUMNS_READ {
-            pg_sys::slot_getsomeattrs_int(slot, COLUMNS_READ);
+type LookAt = unsafe extern "C-unwind" fn(
+    pg_sys::Relation,
+    pg_sys::ItemPointer,
+    pg_sys::Snapshot,
+    *mut pg_sys::TupleTableSlot,
+) -> bool;
+type Delete = unsafe extern "C-unwind" fn(
+    pg_sys::Relation,
+    pg_sys::ItemPointer,
+    pg_sys::CommandId,
+    pg_sys::Snapshot,
+    pg_sys::Snapshot,
+    bool,
+    *mut pg_sys::TM_FailureData,
+    bool,
+) -> pg_sys::TM_Result::Type;
+type SystemColumn =
+    unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, std::ffi::c_int, *mut bool) -> pg_sys::Datum;
+
+/// outbox.message, open and locked, and what its access method offers.
+struct Table {
+    relation: pg_sys::Relation,
+    slot: *mut pg_sys::TupleTableSlot,
+    snapshot: pg_sys::Snapshot,
+    command: pg_sys::CommandId,
+    blocks: pg_sys::BlockNumber,
+    look_at: LookAt,
+    delete: Delete,
+    system_column: SystemColumn,
+}
+
+impl Table {
+    /// # Safety
+    /// Open, locked, inside a transaction with an active snapshot. Who gets one drops its slot.
+    unsafe fn of(relation: pg_sys::Relation) -> Option<Table> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let methods = (*relation).rd_tableam;
+            let (look_at, delete) = ((*methods).tuple_fetch_row_version?, (*methods).tuple_delete?);
+            let slot = pg_sys::table_slot_create(relation, std::ptr::null_mut());
+            Some(Table {
+                relation,
+                slot,
+                snapshot: pg_sys::GetActiveSnapshot(),
+                command: pg_sys::GetCurrentCommandId(true),
+                blocks: pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM),
+                look_at,
+                delete,
+                system_column: (*(*slot).tts_ops).getsysattr?,
+            })
         }
-        let column = |index: usize| (*(*slot).tts_values.add(index)).value();
-        let mut null = false;
-        let Some(system_column) = (*(*slot).tts_ops).getsysattr else { return false };
-        let xmin = system_column(slot, pg_sys::MinTransactionIdAttributeNumber, &mut null).value() as u32;
-        column(0) as i32 == bucket && column(1) as i64 == id && xmin == version.xmin
+    }
+
+    /// Removes a row if it is the one that was read, and says whether it was.
+    fn remove(&self, bucket: Bucket, id: i64, version: RowVersion) -> bool {
+        // A TRUNCATE may have left less than there was.
+        if version.block() >= self.blocks {
+            return false;
+        }
+        let mut place = version.place();
+        let (mut xmin, mut null) = (pg_sys::Datum::from(0), false);
+        let mut failure = pg_sys::TM_FailureData::default();
+        // SAFETY: as `of` was promised; the place is within the table. Each boundary turns an ERROR of a function of the
+        // server's that is called by its address into a panic, which ends the transaction; nothing in them has a destructor.
+        // Bucket and id are the table's first columns, never null, and read before the slot gets another row.
+        unsafe {
+            if pg_sys::InterruptPending != 0 {
+                pg_sys::ProcessInterrupts();
+            }
+            let seen = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                let seen = (self.look_at)(self.relation, &mut place, self.snapshot, self.slot);
+                if seen {
+                    xmin = (self.system_column)(self.slot, pg_sys::MinTransactionIdAttributeNumber, &mut null);
+                }
+                seen
+            });
+            if !seen || xmin.value() as u32 != version.xmin {
+                return false;
+            }
+            if i32::from((*self.slot).tts_nvalid) < COLUMNS_READ {
+                pg_sys::slot_getsomeattrs_int(self.slot, COLUMNS_READ);
+            }
+            let column = |index: usize| (*(*self.slot).tts_values.add(index)).value();
+            if column(0) as u32 != bucket || column(1) as i64 != id {
+                return false;
+            }
+            let (none, wait) = (std::ptr::null_mut(), true);
+            let deleted = pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                (self.delete)(self.relation, &mut place, self.command, self.snapshot, none, wait, &mut failure, false)
+            });
+            deleted == pg_sys::TM_Result::TM_Ok
+        }
     }
 }

@@ -44,6 +44,11 @@ impl RowVersion {
         handle
     }
 
+    /// The block of the table in which it lies.
+    pub fn block(self) -> u32 {
+        self.block
+    }
+
     /// Where it lies.
     pub fn place(self) -> pg_sys::ItemPointerData {
         let ip_blkid = pg_sys::BlockIdData { bi_hi: (self.block >> 16) as u16, bi_lo: self.block as u16 };

@@ -240,7 +240,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             Ok(_) => {
                 // The store may have gone further back than it was asked to, and will not do so again.
                 let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
-                lane.read_again_from(batch.id(0));
+                if !broken(Rule::DroppedIsReadAgain) {
+                    lane.read_again_from(batch.id(0));
+                }
                 self.recycle(batch);
                 warn!("reading a batch took too long for the lease; the batch is not published");
                 self.tenure.suspend();

@@ -18,7 +18,7 @@ pub(crate) struct Missed {
 }
 
 /// The table of docs/simulation.md.
-pub(crate) const MISSED: [Missed; 42] = [
+pub(crate) const MISSED: [Missed; 44] = [
     missed(Rule::LeaseAfterFetch, Promise::PublishOnlyWithALease, 127),
     missed(Rule::LeaseBeforeTheRest, Promise::PublishOnlyWithALease, 3603),
     missed(Rule::LeaseBeforeRemoval, Promise::RemoveOnlyWithALease, 762),
@@ -50,6 +50,8 @@ pub(crate) const MISSED: [Missed; 42] = [
     missed(Rule::ClaimOnlyTheShare, Promise::SharesSettle, 5578),
     missed(Rule::ExpiredLeasesAreFree, Promise::SharesSettle, 2),
     missed(Rule::Fence, Promise::OrderOfAKey, 460),
+    missed(Rule::WithheldIsReadFirst, Promise::OrderOfAKey, 649),
+    missed(Rule::DroppedIsReadAgain, Promise::OrderOfAKey, 346354),
     missed(Rule::OldBucketsAreLeased, Promise::NoBucketStarves, 393),
     missed(Rule::GuardedClaim, Promise::OneOwnerABucket, 590),
     missed(Rule::NoClaimAfterStop, Promise::OneOwnerABucket, 112),
@@ -68,7 +70,7 @@ const fn missed(rule: Rule, promise: Promise, seed: u64) -> Missed {
 }
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 42] = [
+pub(crate) const RULES: [Rule; 44] = [
     Rule::LeaseAfterFetch,
     Rule::LeaseBeforeTheRest,
     Rule::LeaseBeforeRemoval,
@@ -100,6 +102,8 @@ pub(crate) const RULES: [Rule; 42] = [
     Rule::ClaimOnlyTheShare,
     Rule::ExpiredLeasesAreFree,
     Rule::Fence,
+    Rule::WithheldIsReadFirst,
+    Rule::DroppedIsReadAgain,
     Rule::OldBucketsAreLeased,
     Rule::GuardedClaim,
     Rule::NoClaimAfterStop,

@@ -24,6 +24,7 @@ pub fn trials() -> Vec<Trial> {
         (Own, Any):
             row_that_was_given_the_id_of_one_in_flight_is_published,
             row_that_was_changed_in_flight_is_published_again,
+            rows_that_were_truncated_in_flight_hold_up_nothing,
     ]
 }
 
@@ -95,6 +96,19 @@ fn row_that_was_given_the_id_of_one_in_flight_is_published(scene: &mut Scene) ->
         first.iter().chain(&second).all(|id| arrived.contains(id)),
         "{arrived:?} arrived of {first:?} and {second:?}"
     );
+    Ok(())
+}
+
+/// The table is shorter than where they lay.
+fn rows_that_were_truncated_in_flight_hold_up_nothing(scene: &mut Scene) -> Result<()> {
+    let topic = scene.topic(1)?;
+    let (mut client, _) = five_in_flight(scene, &topic)?;
+    client.batch_execute("truncate outbox.message")?;
+    scene.broker.thaw()?;
+    let next = enqueue(&mut client, &topic, "one key", "the next")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = ids_of(scene, &topic)?;
+    ensure!(arrived.last() == Some(&next), "{arrived:?} arrived, {next} not behind them");
     Ok(())
 }
 
