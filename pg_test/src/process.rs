@@ -157,6 +157,17 @@ pub fn processor_time(pid: i32) -> Result<Duration> {
     Ok(Duration::from_secs_f64((all.0 + all.1) as f64 / rustix::param::clock_ticks_per_second() as f64))
 }
 
+/// Processor time that all processes of the machine have used since it began, the kernel's own included.
+pub fn processor_time_of_all() -> Result<Duration> {
+    let stat = fs::read_to_string("/proc/stat").context("could not read /proc/stat")?;
+    let first =
+        stat.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("/proc/stat has no line \"cpu\"")?;
+    // User, nice, system, then idle and waiting for a disk, then interrupts of two kinds.
+    let ticks: Vec<u64> = first.split_whitespace().filter_map(|field| field.parse().ok()).collect();
+    let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|field| ticks.get(*field)).sum();
+    Ok(Duration::from_secs_f64(busy as f64 / rustix::param::clock_ticks_per_second() as f64))
+}
+
 /// All processes that work in `directory`: a postmaster and its children, also those that outlived it.
 pub fn working_in(directory: &Path) -> Vec<i32> {
     let Ok(processes) = fs::read_dir("/proc") else {

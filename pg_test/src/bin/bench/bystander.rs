@@ -9,9 +9,10 @@
 //! control: what is between it and idle is the price of writing the rows at all, what is between it and busy is the relay's,
 //! Kafka's included, which here shares the two cores too.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use outbox_relay_pg_test::process;
 
 use crate::Bench;
 use crate::arrivals::Arrivals;
@@ -21,9 +22,10 @@ use crate::numbered::{self, Target};
 use crate::pgbench::{self, Load, Script, Until};
 use crate::raw;
 use crate::results::{Good, Ratio, Results, median, median_of_ratios};
-use crate::servers::DATABASE;
+use crate::servers::{DATABASE, Servers};
 
 const GROUP: &str = "bystander";
+const CORES: &str = "cores in use beside the bystander";
 const BYSTANDER: &str = "bystander";
 const TOPIC: &str = "bystander";
 const PARTITIONS: i32 = 4;
@@ -77,11 +79,11 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             let mut load = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
             load.rate = Some(rate);
             load.log = true;
-            let mut times: Vec<f64> = pgbench::run(servers, &load)?
-                .log()?
-                .iter()
-                .map(|transaction| transaction.took.as_secs_f64() * 1000.0)
-                .collect();
+            let cores = Cores::begin(servers)?;
+            let outcome = pgbench::run(servers, &load)?;
+            cores.end(servers, results, who)?;
+            let mut times: Vec<f64> =
+                outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
             times.sort_unstable_by(f64::total_cmp);
             for (samples, percent) in series.iter_mut().zip(PERCENTS) {
                 samples.push(pgbench::percentile(&times, percent));
@@ -137,6 +139,31 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Processor time from some moment on: of the relay, of Kafka, and of the whole machine.
+struct Cores {
+    since: Instant,
+    used: [(&'static str, Duration); 3],
+}
+
+impl Cores {
+    fn begin(servers: &Servers) -> Result<Cores> {
+        let relays = servers.relays()?.into_iter().map(process::processor_time).sum::<Result<Duration>>()?;
+        let kafka = process::processor_time(servers.broker.pid()?)?;
+        let used = [("the relay", relays), ("Kafka", kafka), ("everything", process::processor_time_of_all()?)];
+        Ok(Cores { since: Instant::now(), used })
+    }
+
+    /// Adds how many cores were in use on average.
+    fn end(self, servers: &Servers, results: &mut Results, case: &str) -> Result<()> {
+        let seconds = self.since.elapsed().as_secs_f64();
+        for ((who, before), (_, after)) in self.used.into_iter().zip(Cores::begin(servers)?.used) {
+            results.add(CORES, case, who, "cores", after.saturating_sub(before).as_secs_f64() / seconds);
+        }
+        results.note(CORES, case, "everything", "on average, pgbench and the feeder included");
+        Ok(())
+    }
 }
 
 /// Begins to write before the bystander, and goes on for longer.
