@@ -3,7 +3,8 @@
 //! Rows go straight into table and index, many of them as COPY writes them: a page is locked and logged once for all rows that
 //! fit into it. A statement would cost more than the row it writes: an executor made and taken down, and constraints compiled
 //! that hold by construction. Whatever an owner has hung on the table that only the executor knows to serve (triggers, rules,
-//! policies, constraints, more columns) sends rows through a kept plan one by one.
+//! policies, constraints, more columns), or that runs functions (indexes of his own), sends rows through a kept plan one by one,
+//! on a pinned search path: with the owner's rights no code may run that finds its way by the caller's.
 
 use std::ffi::CStr;
 
@@ -24,6 +25,18 @@ const BYTES_AT_A_TIME: usize = 256 << 10;
 const COLUMNS: usize = 9;
 /// Those with a default: id and created_at.
 const COLUMNS_WITH_DEFAULT: u16 = 2;
+/// And their types.
+const TYPES: [pg_sys::Oid; COLUMNS] = [
+    pg_sys::INT4OID,
+    pg_sys::INT8OID,
+    pg_sys::TEXTOID,
+    pg_sys::INT4OID,
+    pg_sys::BYTEAOID,
+    pg_sys::BYTEAOID,
+    pg_sys::BYTEAOID,
+    pg_sys::UUIDOID,
+    pg_sys::TIMESTAMPTZOID,
+];
 /// Partition, key, value and headers.
 const NULLABLE: std::ops::Range<usize> = 3..7;
 /// The constraints of sql/tables.sql. What is checked, numbered and given a bucket here meets them.
@@ -295,7 +308,8 @@ impl Table {
     }
 }
 
-/// Whether the table is as sql/tables.sql has made it, as far as the way of a row into it is concerned.
+/// Whether the table is as sql/tables.sql has made it, as far as the way of a row into it is concerned. An index beside the primary
+/// key may have expressions, or a condition, that call functions.
 ///
 /// # Safety
 /// The relation is open.
@@ -306,6 +320,8 @@ unsafe fn is_as_made(relation: pg_sys::Relation) -> bool {
         let constraints = (*columns).constr;
         (*class).relkind == pg_sys::RELKIND_RELATION as std::ffi::c_char
             && !(*class).relrowsecurity
+            && !(*class).relispartition
+            && pg_sys::list_length(pg_sys::RelationGetIndexList(relation)) == 1
             && (*relation).rd_tableam == pg_sys::GetHeapamTableAmRoutine()
             && (*relation).trigdesc.is_null()
             && (*relation).rd_rules.is_null()
@@ -314,12 +330,9 @@ unsafe fn is_as_made(relation: pg_sys::Relation) -> bool {
             && (*constraints).num_defval == COLUMNS_WITH_DEFAULT
             && !(*constraints).has_generated_stored
             && has_our_checks(&*constraints)
-            && (*columns)
-                .attrs
-                .as_slice(COLUMNS)
-                .iter()
-                .enumerate()
-                .all(|(index, column)| column.attnotnull != NULLABLE.contains(&index))
+            && (*columns).attrs.as_slice(COLUMNS).iter().enumerate().all(|(index, column)| {
+                column.attnotnull != NULLABLE.contains(&index) && column.atttypid == TYPES[index]
+            })
     }
 }
 

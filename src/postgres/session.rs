@@ -204,6 +204,21 @@ fn describe(error: CaughtError) -> SqlError {
 }
 
 impl Session {
+    /// Locks outbox.message as a reader does and works with a snapshot that was taken after that. An ALTER TABLE that rewrites the
+    /// table gives its rows to a new transaction: to an older snapshot, taken before the wait for it, the table is empty.
+    pub fn with_messages<T>(&self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: inside a transaction. An ERROR ends it, and with it the snapshot.
+        unsafe {
+            let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
+            let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
+            pg_sys::LockRelationOid(message, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+            let done = work();
+            pg_sys::PopActiveSnapshot();
+            done
+        }
+    }
+
     /// Whether the extension exists in this database.
     pub fn extension_exists(&self) -> bool {
         // SAFETY: inside a transaction.

@@ -313,25 +313,28 @@ impl Store for PgStore {
         let before = batch.len();
         let after = self.withheld.after(bucket, after);
         let fetched = self.must(c"reading messages", |session| {
-            // The transaction has its snapshot: whatever that may show of late commits is read in its place.
-            let after = after.min(self.database.lowest_untold(self.header, self.slot, bucket).saturating_sub(1));
-            let limit = self.fences.limit(session);
-            let highest = limit.unwrap_or(i64::MAX);
-            let fetched = fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch);
-            if batch.len() > before {
-                return Ok((Some(fetched), limit));
-            }
-            match stamp::permission(session, &self.publishing) {
-                Permission::Granted => Ok((Some(fetched), limit)),
-                Permission::NoStamp => {
-                    let args = [arg(ints(&[bucket]))];
-                    let none = self.statements.pending_buckets.run(session, &args) == 0;
-                    Ok((none.then_some(fetched), Some(after)))
+            session.with_messages(|| {
+                // The transaction has its snapshot: whatever that may show of late commits is read in its place.
+                let after = after.min(self.database.lowest_untold(self.header, self.slot, bucket).saturating_sub(1));
+                let limit = self.fences.limit(session);
+                let highest = limit.unwrap_or(i64::MAX);
+                let fetched =
+                    fetch::batch(session, &self.statements.fetch_batch, bucket, after, highest, limits, batch);
+                if batch.len() > before {
+                    return Ok((Some(fetched), limit));
                 }
-                Permission::Paused(_) | Permission::Copy(_) => {
-                    Err(Undo::Leave("the database may not publish any more"))
+                match stamp::permission(session, &self.publishing) {
+                    Permission::Granted => Ok((Some(fetched), limit)),
+                    Permission::NoStamp => {
+                        let args = [arg(ints(&[bucket]))];
+                        let none = self.statements.pending_buckets.run(session, &args) == 0;
+                        Ok((none.then_some(fetched), Some(after)))
+                    }
+                    Permission::Paused(_) | Permission::Copy(_) => {
+                        Err(Undo::Leave("the database may not publish any more"))
+                    }
                 }
-            }
+            })
         });
         match fetched {
             Ok((None, limit)) => {

@@ -72,6 +72,24 @@ rollback;
 reset search_path;
 reset session authorization;
 drop trigger tell on outbox.message;
+-- Nor what an index of the owner's calls.
+create function public.kind(topic text) returns text language plpgsql immutable as $$ begin return upper(topic); end $$;
+create index kind on outbox.message (public.kind(topic));
+set session authorization regress_app;
+create function regress_app.upper(topic text) returns text language plpgsql as $$
+begin
+    raise exception 'the caller''s code runs as %', case when current_user = session_user then 'the caller' else 'the owner' end;
+end
+$$;
+set search_path = regress_app, pg_catalog, public;
+select upper('that the trap works');
+select outbox.enqueue('indexed', 'k'::text, 'v'::text) is not null as stored;
+select cardinality(outbox.enqueue_many('indexed', array['k', 'l'], array['v', 'w']));
+drop function regress_app.upper(text);
+reset search_path;
+reset session authorization;
+drop index outbox.kind;
+drop function public.kind(text);
 drop function public.tell();
 drop schema regress_app;
 revoke all on schema outbox from regress_app;
