@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use libtest_mimic::Trial;
 use outbox_relay_pg_test::load::{self, Load, Plan};
+use outbox_relay_pg_test::wait;
 
 use crate::scene::{DATABASE, PATIENCE, Scene, wait_until_published, wait_until_shared};
 
@@ -15,6 +16,7 @@ pub fn trials() -> Vec<Trial> {
             order_per_key_holds_with_small_batches,
             order_per_key_holds_when_lower_ids_commit_later,
             order_per_key_holds_while_buckets_change_hands,
+            order_per_key_holds_while_the_table_is_rewritten,
     ]
 }
 
@@ -73,4 +75,24 @@ fn order_per_key_holds_while_buckets_change_hands(scene: &mut Scene) -> Result<(
     load.stop()?.check(&load::committed(&mut client)?)?;
     wait_until_published(&mut client, PATIENCE)?;
     scene.compare(&mut client, &topic)?.require_exactly_once()
+}
+
+/// A rewrite gives all rows to a new transaction: they are published again, but none is hidden from a relay that waited for it.
+fn order_per_key_holds_while_the_table_is_rewritten(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("canceling statement due to lock timeout");
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    let load = Load::start(scene.cluster.address(), &Plan { orders: 5, ..Plan::new(DATABASE, &topic) })?;
+    // It gives way to writers before one of them is taken for part of a deadlock.
+    client.batch_execute("set lock_timeout = '100ms'")?;
+    for _ in 0..20 {
+        for rewrite in ["alter table outbox.message set unlogged", "alter table outbox.message set logged"] {
+            wait::until_true("the table is rewritten", PATIENCE, || Ok(client.batch_execute(rewrite).is_ok()))?;
+        }
+        load.wait_for_more(50, PATIENCE)?;
+    }
+    client.batch_execute("reset lock_timeout")?;
+    load.stop()?.check(&load::committed(&mut client)?)?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.compare(&mut client, &topic)?.require_at_least_once()
 }
