@@ -14,7 +14,7 @@ use super::Relay;
 use super::flight::{Flight, Suspicion};
 use super::ports::{Bell, Clock, FlightId, PublishError, Publisher, Store};
 
-/// Suspicion after which brokers are asked for a sign of life, and how long their answer is waited for.
+/// Silence after which brokers are asked for a sign of life, and how long their answer is waited for.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How long brokers must have lived beside the silence of a topic that has no leader, as they say: longer than a change of leaders
 /// and the return of brokers take.

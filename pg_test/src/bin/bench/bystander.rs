@@ -21,7 +21,7 @@ use crate::messages::Messages;
 use crate::numbered::{self, Target};
 use crate::pgbench::{self, Load, Script, Until};
 use crate::raw;
-use crate::results::{Good, Ratio, Results, median, median_of_ratios};
+use crate::results::{Good, Ratio, Results, median, median_of_ratios, percentile};
 use crate::servers::{DATABASE, Servers};
 
 const GROUP: &str = "bystander";
@@ -86,7 +86,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
                 outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
             times.sort_unstable_by(f64::total_cmp);
             for (samples, percent) in series.iter_mut().zip(PERCENTS) {
-                samples.push(pgbench::percentile(&times, percent));
+                samples.push(percentile(&times, percent));
             }
             if let Some(feeder) = feeder {
                 let fed = feeder.finish()?.transactions * A_COMMIT;
@@ -131,11 +131,8 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     for ((who, _), series) in TURNS.iter().zip(series) {
         for (samples, percent) in series.into_iter().zip(PERCENTS) {
             let case = format!("p{percent}");
-            for sample in samples {
-                results.add(GROUP, &case, who, "ms", sample);
-            }
             let note = format!("{rate:.0} transactions/s of pgbench tpcb-like beside {feed:.0} messages/s");
-            results.note(GROUP, &case, who, &note);
+            results.add_series(GROUP, &case, who, "ms", samples, &note);
         }
     }
     Ok(())

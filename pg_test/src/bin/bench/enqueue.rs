@@ -74,10 +74,14 @@ fn compare(
     let value = median_of_ratios(&enqueue, &raw);
     bench.terminal.good(format_args!("{}: {} / {RAW} {value:.3}", case.name, case.who));
     for (who, samples) in [(case.who, enqueue), (RAW, raw)] {
-        for sample in samples {
-            results.add(GROUP, &case.name, who, "messages/s", sample);
-        }
-        results.note(GROUP, &case.name, who, &format!("{VALUE_BYTES} bytes, synchronous_commit on"));
+        results.add_series(
+            GROUP,
+            &case.name,
+            who,
+            "messages/s",
+            samples,
+            &format!("{VALUE_BYTES} bytes, synchronous_commit on"),
+        );
     }
     results.ratios.push(Ratio {
         id: case.id.into(),

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::Bench;
 use crate::raw;
-use crate::results::{Good, Ratio, Results, median_of_ratios};
+use crate::results::{Good, Ratio, Results, median_of_ratios, percentile};
 
 const AT_MOST: Duration = Duration::from_secs(60);
 const GROUP: &str = "latency, idle";
@@ -53,8 +53,9 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         }
         for (series, mut times) in series.iter_mut().zip(times) {
             times.sort_unstable();
+            let times: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1000.0).collect();
             for (samples, percent) in series.iter_mut().zip(PERCENTS) {
-                samples.push(percentile(&times, percent).as_secs_f64() * 1000.0);
+                samples.push(percentile(&times, percent));
             }
         }
     }
@@ -80,11 +81,8 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     for (who, series) in WHO.into_iter().zip(series) {
         for (samples, percent) in series.into_iter().zip(PERCENTS) {
             let case = format!("p{percent}");
-            for sample in samples {
-                results.add(GROUP, &case, who, "ms", sample);
-            }
             let note = format!("{VALUE_BYTES} bytes, one partition; {messages} messages a round, one at a time");
-            results.note(GROUP, &case, who, &note);
+            results.add_series(GROUP, &case, who, "ms", samples, &note);
         }
     }
     Ok(())
@@ -143,9 +141,4 @@ impl Turns {
     fn idle(&mut self) {
         thread::sleep(Duration::from_micros(self.rng.u64(3_000..12_000)));
     }
-}
-
-/// The time that `percent` of the sorted times do not exceed.
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted[(sorted.len() * percent / 100).min(sorted.len() - 1)]
 }

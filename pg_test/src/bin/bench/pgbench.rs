@@ -179,12 +179,6 @@ fn launch(directory: &Path, args: &[String]) -> Result<Process> {
     })
 }
 
-/// The value that `percent` of the sorted ones do not exceed.
-pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
-    let place = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
-    sorted.get(place).copied().unwrap_or(f64::NAN)
-}
-
 impl Running {
     /// Whether it still goes on.
     pub fn goes_on(&mut self) -> Result<bool> {

@@ -93,6 +93,14 @@ impl Results {
         });
     }
 
+    /// Adds samples to a series, and what a reader must know to judge it.
+    pub fn add_series(&mut self, group: &str, case: &str, who: &str, unit: &str, samples: Vec<f64>, note: &str) {
+        for sample in samples {
+            self.add(group, case, who, unit, sample);
+        }
+        self.note(group, case, who, note);
+    }
+
     /// Says what a reader must know to judge a series.
     pub fn note(&mut self, group: &str, case: &str, who: &str, note: &str) {
         let same = |figure: &&mut Figure| figure.group == group && figure.case == case && figure.who == who;
@@ -174,6 +182,12 @@ impl Ratio {
 pub fn median_of_ratios(above: &[f64], below: &[f64]) -> f64 {
     let ratios: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
     median(&ratios)
+}
+
+/// The value that `percent` of the sorted ones do not exceed.
+pub fn percentile(sorted: &[f64], percent: usize) -> f64 {
+    let place = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(place).copied().unwrap_or(f64::NAN)
 }
 
 /// The middle of the samples; of an even number, half way between the two in the middle.

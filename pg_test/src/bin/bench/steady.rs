@@ -24,8 +24,8 @@ use postgres::{Client, Statement};
 use crate::Bench;
 use crate::arrivals::Arrivals;
 use crate::numbered::{self, Target};
-use crate::pgbench::{self, Load, Outcome, Script, Until, percentile};
-use crate::results::{Good, Ratio, Results, median};
+use crate::pgbench::{self, Load, Outcome, Script, Until};
+use crate::results::{Good, Ratio, Results, median, percentile};
 use crate::servers::{DATABASE, Servers};
 
 const GROUP: &str = "steady";
@@ -118,10 +118,7 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
             ("unsent messages, highest look", "messages", "ids drawn and not removed: with those not committed yet"),
         ];
         for ((who, unit, note), samples) in columns.into_iter().zip(series) {
-            for sample in samples {
-                results.add(GROUP, &case, who, unit, sample);
-            }
-            results.note(GROUP, &case, who, note);
+            results.add_series(GROUP, &case, who, unit, samples, note);
         }
     }
     let (value, case) = worst.context("no case was run")?;
@@ -262,10 +259,7 @@ fn on_schedule(bench: &Bench<'_>, flat_out: f64, arrivals: &mut Arrivals, result
             ("writers", "messages/s", "one message a commit, random times, synchronous_commit on"),
         ];
         for ((who, unit, note), samples) in columns.into_iter().zip(series) {
-            for sample in samples {
-                results.add(GROUP, &case, who, unit, sample);
-            }
-            results.note(GROUP, &case, who, note);
+            results.add_series(GROUP, &case, who, unit, samples, note);
         }
     }
     Ok(())

@@ -67,10 +67,14 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             ),
         });
         for (who, samples) in [(RELAY, relay), (RAW, raw)] {
-            for sample in samples {
-                results.add(GROUP, &case, who, "bytes/message", sample);
-            }
-            results.note(GROUP, &case, who, &format!("{VALUE_BYTES} bytes, wal_level replica, no compression"));
+            results.add_series(
+                GROUP,
+                &case,
+                who,
+                "bytes/message",
+                samples,
+                &format!("{VALUE_BYTES} bytes, wal_level replica, no compression"),
+            );
         }
     }
     ensure!(redo == self::redo(&mut turns.client)?, "a checkpoint fell inside");

@@ -13,8 +13,7 @@ use crate::Bench;
 use crate::backlog;
 use crate::drain::RELAY;
 use crate::messages::Messages;
-use crate::pgbench::percentile;
-use crate::results::{Good, Ratio, Results, median};
+use crate::results::{Good, Ratio, Results, median, percentile};
 use crate::servers::Servers;
 
 use contestant::{COMMON, DOCUMENTED, Debezium, Drained, Settings, TUNED};
