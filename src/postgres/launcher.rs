@@ -22,7 +22,7 @@ use super::clock::BootClock;
 use super::rest::{self, Rest};
 use super::session::{self, Session, SqlError};
 use super::shared::{self, Database, Header, Outcome, Phase, Slot};
-use super::{gucs, log, worker};
+use super::{capital, gucs, log, worker};
 
 /// The list of databases is read at least this often, for what no hook has seen.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -156,8 +156,10 @@ impl Launcher {
         self.reap(now);
         let names = match databases() {
             Ok(names) => names,
+            // What a stop has cancelled is no failure.
+            Err(_) if rest::stop_requested() => return now,
             Err(error) => {
-                warn!(detail = format!("{}.", error.message), "could not read the list of databases");
+                warn!(detail = format!("{}.", capital(&error.message)), "could not read the list of databases");
                 return now + LIFE_MIN;
             }
         };

@@ -83,13 +83,16 @@ fn good_messages_flow_beside_refused_ones_and_a_missing_topic(scene: &mut Scene)
     let mut client = scene.start(&[("outbox_relay.max_attempts", "1000")])?;
     wait_until_shared(&mut client, 1, PATIENCE)?;
     let (good, narrow, missing) = (scene.topic(4)?, narrow_topic(scene, 4)?, scene.topic_name());
-    let messages: i64 = if soak() { 300_000 } else { 30_000 };
-    let rounds = 3;
+    let messages: i64 = if soak() { 600_000 } else { 100_000 };
+    let rounds = 5;
     let poison = "select outbox.enqueue($1::text, $2::text, repeat('x', 5000))";
     let (mut without, mut with) = (Vec::new(), Vec::new());
+    let (arrivals, mut expected) = (scene.follow(&good)?, 0);
     for round in 0..2 * rounds + 1 {
+        // In turns of two, so that what comes and goes with every second round falls on both.
+        let beside = matches!(round % 4, 2 | 3);
         let mut all = client.transaction()?;
-        if round % 2 == 1 {
+        if beside {
             for bucket in 0..4 {
                 all.execute(poison, &[&narrow, &key_of(bucket)])?;
             }
@@ -105,23 +108,28 @@ fn good_messages_flow_beside_refused_ones_and_a_missing_topic(scene: &mut Scene)
         let waits = rows - messages;
         all.commit()?;
         let since = Instant::now();
+        expected += messages as u64;
+        // The broker is asked, for a look at the table would read all of it, again and again.
         wait::until("the good messages are published", Duration::from_secs(300), || {
-            let good_left: i64 =
-                client.query_one("select count(*) from outbox.message where topic = $1", &[&good])?.get(0);
-            Ok(if good_left == 0 { Seen::Reached(()) } else { Seen::NotYet(format!("{good_left} of {messages}")) })
+            let arrived = arrivals.count()?;
+            Ok(if arrived >= expected { Seen::Reached(()) } else { Seen::NotYet(format!("{arrived} of {expected}")) })
         })?;
         let rate = messages as f64 / since.elapsed().as_secs_f64();
+        wait::until_true("the good messages are removed", PATIENCE, || {
+            let gone = "select not exists (select from outbox.message where topic = $1)";
+            Ok(client.query_one(gone, &[&good])?.get(0))
+        })?;
         // The first round warms up.
         match round {
             0 => {}
-            _ if round % 2 == 1 => with.push(rate),
+            _ if beside => with.push(rate),
             _ => without.push(rate),
         }
         ensure!(left(&mut client)? == waits, "what is refused has vanished");
         for (topic, of) in [(&narrow, "refused"), (&missing, "missing")] {
             let skip = "select outbox.skip(bucket, id, 'end of the round') from outbox.message where topic = $1";
             let skipped = client.query(skip, &[topic])?.len();
-            ensure!(skipped > 0 || round % 2 == 0, "no {of} messages were left");
+            ensure!(skipped > 0 || !beside, "no {of} messages were left");
         }
     }
     let median = |rates: &mut Vec<f64>| {
@@ -133,8 +141,8 @@ fn good_messages_flow_beside_refused_ones_and_a_missing_topic(scene: &mut Scene)
         "{with:.0} a second beside refused ones, {without:.0} without: {:.2}; medians of {rounds}",
         with / without
     ));
-    // Alone on the machine it is 0.9 and more; other tests run beside this one.
-    ensure!(with / without > if soak() { 0.9 } else { 0.6 }, "good messages are slowed down to {:.2}", with / without);
+    // The first batches wait some 70 ms for the answers about what is refused, which a long run does not notice.
+    ensure!(with / without > if soak() { 0.9 } else { 0.5 }, "good messages are slowed down to {:.2}", with / without);
     Ok(())
 }
 

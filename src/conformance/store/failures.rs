@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::StoreFixture;
-use super::fleet::{AMPLE, Fleet, failed, messages};
+use super::fleet::{Fleet, failed, messages};
 use crate::bucket::Bucket;
 use crate::conformance::{Outcome, Unmet, ensure};
 use crate::message::Batch;
@@ -176,7 +176,7 @@ fn begin(fixture: &mut dyn StoreFixture) -> Result<(Fleet<'_>, Batch), Unmet> {
     fleet.notes("a")?;
     fleet.acquire("a")?;
     fleet.fixture.commit(1, &messages(3));
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     ensure!(batch.len() == 3, "three messages are committed, read is {batch:?}");
     Ok((fleet, batch))
 }

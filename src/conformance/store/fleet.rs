@@ -165,6 +165,16 @@ impl<'f> Fleet<'f> {
         Ok((batch, more))
     }
 
+    /// All that lies above `after`. A batch may end before the limits, and then says that there may be more.
+    pub fn read(&mut self, relay: &str, bucket: Bucket, after: i64) -> Result<Batch, Unmet> {
+        let (mut batch, mut last) = (Batch::default(), after);
+        while self.fetch_into(relay, bucket, last, AMPLE, &mut batch)? {
+            let reached = batch.ids(batch.len()).last().filter(|id| *id != last);
+            last = reached.ok_or_else(|| Unmet::Broken(format!("there may be more above {last}, and nothing comes")))?;
+        }
+        Ok(batch)
+    }
+
     pub fn fetch_into(
         &mut self,
         relay: &str,

@@ -65,7 +65,7 @@ pub fn messages_come_oldest_first_and_of_one_bucket(fixture: &mut dyn StoreFixtu
         numbers[bucket].push(number);
     }
     for (bucket, numbers) in (0..).zip(&numbers) {
-        let (batch, _) = fleet.fetch("a", bucket, 0, AMPLE)?;
+        let batch = fleet.read("a", bucket, 0)?;
         ensure!(batch.ids(batch.len()).is_sorted_by(|a, b| a < b), "ids do not ascend: {batch:?}");
         ensure!(numbers_of(&batch) == *numbers, "{numbers:?} were committed, {:?} read", numbers_of(&batch));
     }
@@ -93,7 +93,7 @@ pub fn messages_come_back_as_they_were_stored(fixture: &mut dyn StoreFixture) ->
         }
     }
     let ids = fleet.fixture.commit(1, &stored);
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     ensure!(batch.len() == stored.len(), "{} were stored, {} read", stored.len(), batch.len());
     for (index, (stored, id)) in stored.iter().zip(ids).enumerate() {
         let read = batch.message(index);
@@ -217,11 +217,11 @@ pub fn a_late_commit_comes_before_what_followed_it(fixture: &mut dyn StoreFixtur
     let passed = fixture.commit(1, &[message(2)])[0];
     let mut fleet = Fleet::new(fixture);
     fleet.acquire("a")?;
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     ensure!(numbers_of(&batch) == [2], "one message is committed, read are {:?}", numbers_of(&batch));
     commit_drawn(fleet.fixture, early, 1);
     fleet.fixture.commit(1, &[message(3)]);
-    let (batch, _) = fleet.fetch("a", 1, passed, AMPLE)?;
+    let batch = fleet.read("a", 1, passed)?;
     // What was read before may come again.
     let read: Vec<u8> = numbers_of(&batch).into_iter().filter(|number| *number != 2).collect();
     ensure!(read == [1, 3], "1 was committed before 3 began, and read above 2 are {read:?}");
@@ -238,7 +238,7 @@ pub fn exactly_the_acknowledged_prefix_is_removed(fixture: &mut dyn StoreFixture
     let beside = fleet.fixture.commit(2, &messages(5));
     let ids = fleet.fixture.commit(1, &messages(5));
     let later = fleet.fixture.commit(2, &messages(1));
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     let lease = fleet.lease("a", 1)?;
     ensure!(fleet.acknowledge("a", lease, &batch, 3)?, "the lease holds, but the store says no");
     let left = fleet.fixture.stored(1);
@@ -256,7 +256,7 @@ pub fn acknowledging_again_is_no_error(fixture: &mut dyn StoreFixture) -> Outcom
     let mut fleet = Fleet::new(fixture);
     fleet.acquire("a")?;
     let ids = fleet.fixture.commit(1, &messages(4));
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     let lease = fleet.lease("a", 1)?;
     for len in [2, 2, 3] {
         ensure!(fleet.acknowledge("a", lease, &batch, len)?, "the lease holds, but the store says no");
@@ -276,7 +276,7 @@ pub fn acknowledging_leaves_what_was_committed_into_a_gap(fixture: &mut dyn Stor
     fixture.commit(1, &[message(3)]);
     let mut fleet = Fleet::new(fixture);
     fleet.acquire("a")?;
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     ensure!(numbers_of(&batch) == [2, 3], "two messages are committed, read are {:?}", numbers_of(&batch));
     commit_drawn(fleet.fixture, gap, 1);
     let lease = fleet.lease("a", 1)?;
@@ -302,8 +302,8 @@ pub fn batches_of_several_buckets_are_acknowledged_at_once(fixture: &mut dyn Sto
     fleet.pass(1.0 / 3.0);
     fleet.acquire("a")?;
     let kept = fleet.leases("a");
-    let batches = held.iter().map(|lease| Ok(fleet.fetch("a", lease.bucket, 0, AMPLE)?.0));
-    let batches = batches.collect::<Result<Vec<Batch>, Unmet>>()?;
+    let batches: Vec<Batch> =
+        held.iter().map(|lease| fleet.read("a", lease.bucket, 0)).collect::<Result<_, Unmet>>()?;
     let all: Vec<Acknowledged<'_>> = held
         .iter()
         .zip(&batches)
@@ -327,7 +327,7 @@ pub fn a_lost_lease_acknowledges_nothing(fixture: &mut dyn StoreFixture) -> Outc
     let mut fleet = Fleet::new(fixture);
     fleet.acquire("a")?;
     let ids = fleet.fixture.commit(1, &messages(3));
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     let lease = fleet.lease("a", 1)?;
     fleet.pass(1.1);
     fleet.acquire("b")?;
@@ -342,7 +342,7 @@ pub fn an_earlier_lease_of_the_same_relay_acknowledges_nothing(fixture: &mut dyn
     let mut fleet = Fleet::new(fixture);
     fleet.acquire("a")?;
     let ids = fleet.fixture.commit(1, &messages(3));
-    let (batch, _) = fleet.fetch("a", 1, 0, AMPLE)?;
+    let batch = fleet.read("a", 1, 0)?;
     let earlier = fleet.lease("a", 1)?;
     for owner in ["b", "a"] {
         fleet.pass(1.1);
