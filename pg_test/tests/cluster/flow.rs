@@ -84,7 +84,7 @@ fn good_messages_flow_beside_refused_ones_and_a_missing_topic(scene: &mut Scene)
     wait_until_shared(&mut client, 1, PATIENCE)?;
     let (good, narrow, missing) = (scene.topic(4)?, narrow_topic(scene, 4)?, scene.topic_name());
     let messages: i64 = if soak() { 600_000 } else { 100_000 };
-    let rounds = 5;
+    let rounds = if soak() { 9 } else { 5 };
     let poison = "select outbox.enqueue($1::text, $2::text, repeat('x', 5000))";
     let (mut without, mut with) = (Vec::new(), Vec::new());
     let (arrivals, mut expected) = (scene.follow(&good)?, 0);
