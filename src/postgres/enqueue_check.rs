@@ -11,7 +11,7 @@ use pgrx::{pg_sys, varlena};
 use crate::headers::{self, HEADERS_MAX, HeadersError, NAME_LEN_MAX};
 use crate::message::{check_topic, record_size};
 
-use super::{capital, gucs, raise, session};
+use super::{capital, gucs, raise, session, tables};
 
 /// How an argument becomes bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -211,14 +211,7 @@ impl KnownPartitions {
 
 /// What outbox.topic says as of now, even in a transaction whose snapshot is older.
 fn declared_partitions(topic: pg_sys::Datum) -> Option<i32> {
-    // SAFETY: look-ups in the catalogue, inside the caller's transaction.
-    let (table, index) = unsafe {
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-        (
-            pg_sys::get_relname_relid(c"topic".as_ptr(), schema),
-            pg_sys::get_relname_relid(c"topic_pkey".as_ptr(), schema),
-        )
-    };
+    let (table, index) = (tables::named(c"topic"), tables::named(c"topic_pkey"));
     let mut count = None;
     session::each_row_of_key_now(table, index, topic, |tuple, columns| {
         let mut null = false;

@@ -15,7 +15,7 @@ use crate::bucket::{BUCKET_COUNT_DEFAULT, BUCKET_COUNT_MAX, BUCKET_COUNT_MIN, Bu
 
 use super::enqueue_check::{Checked, varlena_bytes};
 use super::session::{self, Statement};
-use super::{bell, raise, stamp};
+use super::{bell, raise, stamp, tables};
 
 /// Rows that are written at a time: some pages full of small ones.
 const ROWS_AT_A_TIME: usize = 200;
@@ -52,9 +52,9 @@ pub fn store(messages: &[Checked]) {
         pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr());
         pg_sys::PreventCommandIfParallelMode(c"INSERT".as_ptr());
     }
-    let schema = prepare();
-    let count = bucket_count(schema);
-    match Table::open(schema) {
+    prepare();
+    let count = bucket_count();
+    match Table::open() {
         Some(mut table) => {
             let mut rest = messages;
             session::as_owner(|| {
@@ -90,10 +90,9 @@ fn first_few(messages: &[Checked]) -> usize {
     few.count()
 }
 
-fn prepare() -> pg_sys::Oid {
-    let schema = lock_schema();
-    stamp::ensure(schema);
-    schema
+fn prepare() {
+    lock_table();
+    stamp::ensure();
 }
 
 fn bucket(message: &Checked, count: u32) -> Bucket {
@@ -105,24 +104,18 @@ pub fn uuid_datum(bytes: &[u8; 16]) -> pg_sys::Datum {
     session::arg(pgrx::Uuid::from_bytes(*bytes)).expect("not null")
 }
 
-/// The schema of our tables, with outbox.message locked against a change of the bucket count: such a change waits for this
-/// transaction, or is seen by it. So this comes before the count is read.
-pub fn lock_schema() -> pg_sys::Oid {
-    // SAFETY: look-ups in the catalogue and a lock, inside the caller's transaction.
-    unsafe {
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-        let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-        pg_sys::LockRelationOid(message, pg_sys::RowExclusiveLock as i32);
-        schema
-    }
+/// Locks outbox.message against a change of the bucket count: such a change waits for this transaction, or is seen by it. So
+/// this comes before the count is read.
+pub fn lock_table() {
+    let message = tables::named(tables::MESSAGE);
+    // SAFETY: a lock, inside the caller's transaction.
+    unsafe { pg_sys::LockRelationOid(message, pg_sys::RowExclusiveLock as i32) };
 }
 
 /// The bucket count as of now, even in a transaction whose snapshot is older: writers must agree with relays.
-pub fn bucket_count(schema: pg_sys::Oid) -> u32 {
-    // SAFETY: a look-up in the catalogue, inside the caller's transaction.
-    let setting = unsafe { pg_sys::get_relname_relid(c"setting".as_ptr(), schema) };
+pub fn bucket_count() -> u32 {
     let mut count = None;
-    session::each_row_now(setting, |tuple, columns| {
+    session::each_row_now(tables::named(c"setting"), |tuple, columns| {
         let column = |number| {
             let mut null = false;
             // SAFETY: a row of the table, whose columns are texts.
@@ -142,15 +135,8 @@ thread_local! {
     static INSERT: Statement = const {
         Statement::new(
             include_str!("../../sql/statements/insert_message.sql"),
-            &[
-                pg_sys::INT4OID,
-                pg_sys::TEXTOID,
-                pg_sys::INT4OID,
-                pg_sys::BYTEAOID,
-                pg_sys::BYTEAOID,
-                pg_sys::BYTEAOID,
-                pg_sys::UUIDOID,
-            ],
+            // All but id and created_at, which have defaults.
+            &[TYPES[0], TYPES[2], TYPES[3], TYPES[4], TYPES[5], TYPES[6], TYPES[7]],
         )
     };
 }
@@ -198,12 +184,11 @@ struct Table {
 
 impl Table {
     /// `None` if rows of this table must go through the executor.
-    fn open(schema: pg_sys::Oid) -> Option<Table> {
+    fn open() -> Option<Table> {
         // SAFETY: inside the caller's transaction, with the table locked. What is opened is closed by `close`, or by the
         // server when an ERROR ends the transaction.
         unsafe {
-            let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-            let relation = pg_sys::table_open(message, pg_sys::NoLock as i32);
+            let relation = pg_sys::table_open(tables::named(tables::MESSAGE), pg_sys::NoLock as i32);
             if !is_as_made(relation) {
                 pg_sys::table_close(relation, pg_sys::NoLock as i32);
                 return None;
@@ -213,7 +198,7 @@ impl Table {
             let result: *mut pg_sys::ResultRelInfo = pg_sys::palloc0(size).cast();
             pg_sys::InitResultRelInfo(result, relation, 0, std::ptr::null_mut(), 0);
             pg_sys::ExecOpenIndices(result, false);
-            let sequence = pg_sys::get_relname_relid(c"message_id_seq".as_ptr(), schema);
+            let sequence = tables::named(c"message_id_seq");
             Some(Table { relation, sequence, state, result, slots: Vec::new() })
         }
     }

@@ -13,6 +13,7 @@ use crate::fence::{self, Change};
 
 use super::session::{self, Session, Statement, arg};
 use super::stamp::{self, Permission};
+use super::tables;
 
 use pg_sys::{INT4OID, INT8OID};
 
@@ -116,11 +117,7 @@ impl Fences {
 
 /// The changes in the snapshot of this transaction, in the order of their fences.
 fn seen(session: &Session) -> Vec<Change> {
-    // SAFETY: look-ups in the catalogue, inside a transaction.
-    let table = unsafe {
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-        pg_sys::get_relname_relid(c"bucket_change".as_ptr(), schema)
-    };
+    let table = tables::named(c"bucket_change");
     let mut changes = Vec::new();
     session::each_row_seen(session, table, |tuple, columns| {
         let mut null = false;

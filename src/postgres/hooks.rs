@@ -20,7 +20,7 @@ use crate::relay::ports::Clock as _;
 
 use super::clock::BootClock;
 use super::session::{self, Statement};
-use super::{bell, gucs, shared};
+use super::{bell, gucs, shared, tables};
 
 /// Time that a relay may need beyond `shutdown_timeout` to be gone.
 const GRACE: Duration = Duration::from_secs(1);
@@ -332,11 +332,7 @@ fn warn_of_what_is_lost() {
         if extension == pg_sys::InvalidOid || !pg_sys::pg_extension_ownercheck(extension, pg_sys::GetUserId()) {
             return;
         }
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
-        let table = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-        if table == pg_sys::InvalidOid {
-            return;
-        }
+        let Some(table) = tables::if_there(tables::MESSAGE) else { return };
         let relation = pg_sys::table_open(table, pg_sys::AccessShareLock as i32);
         let owner = (*(*relation).rd_rel).relowner;
         pg_sys::table_close(relation, pg_sys::NoLock as i32);

@@ -31,6 +31,7 @@ mod shared;
 mod stamp;
 mod status;
 mod store;
+mod tables;
 mod test_hooks;
 mod worker;
 

@@ -7,11 +7,11 @@ use pgrx::{IntoDatum, pg_sys};
 
 use crate::bucket::bucket_of;
 
-use super::bell;
+use super::{bell, tables};
 use super::enqueue_check::{
     Given, Kind, KnownPartitions, check, encode_given_headers, partition_argument, uuid_bytes, varlena_bytes,
 };
-use super::enqueue_rows::{bucket_count, lock_schema};
+use super::enqueue_rows::{bucket_count, lock_table};
 
 super::sql_function! {
     /// outbox.check_message
@@ -44,13 +44,11 @@ super::sql_function! {
         let key = function.argument(0).map(varlena_bytes);
         let partition = partition_argument(function.argument(1));
         let message_id = uuid_bytes(function.argument(2).expect("a message has an id"));
-        let schema = lock_schema();
-        let bucket = bucket_of(partition, key, &message_id, bucket_count(schema));
-        // SAFETY: a look-up in the catalogue and the next value of a sequence, inside the caller's transaction.
-        let id = unsafe {
-            let sequence = pg_sys::get_relname_relid(c"message_id_seq".as_ptr(), schema);
-            pgrx::direct_function_call::<i64>(pg_sys::nextval_oid, &[Some(sequence.into())])
-        };
+        lock_table();
+        let bucket = bucket_of(partition, key, &message_id, bucket_count());
+        let sequence = Some(tables::named(c"message_id_seq").into());
+        // SAFETY: the next value of a sequence, inside the caller's transaction.
+        let id = unsafe { pgrx::direct_function_call::<i64>(pg_sys::nextval_oid, &[sequence]) };
         let id = id.expect("an id is never null");
         bell::wrote(bucket, id);
         function.return_rows([vec![(bucket as i32).into_datum(), id.into_datum()]].into_iter())

@@ -59,9 +59,7 @@ fn bucket_for(function: &Function, kind: Kind) -> pg_sys::Datum {
         // A random id will decide.
         return function.return_null();
     }
-    // SAFETY: a look-up in the catalogue, inside the caller's transaction.
-    let schema = unsafe { pg_sys::get_namespace_oid(c"outbox".as_ptr(), false) };
-    let count = enqueue_rows::bucket_count(schema);
+    let count = enqueue_rows::bucket_count();
     let bucket = bucket_of(partition, key.map(varlena_bytes), &message_id.unwrap_or_default(), count);
     session::arg(bucket as i32).expect("not null")
 }

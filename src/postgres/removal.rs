@@ -14,6 +14,7 @@ use crate::message::Batch;
 
 use super::row_version::RowVersion;
 use super::session::Session;
+use super::tables;
 
 /// Columns of outbox.message, in their order.
 const COLUMNS_READ: i32 = 2;
@@ -34,9 +35,7 @@ pub fn rows(_session: &Session, bucket: Bucket, batch: &Batch, len: usize) -> Re
     // SAFETY: inside a transaction with an active snapshot. The lock on the table is kept to the end of the transaction, as a
     // statement would; so nobody shortens the table meanwhile. After an ERROR the transaction's end releases table and slot.
     unsafe {
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-        let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-        let relation = pg_sys::table_open(message, pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
+        let relation = pg_sys::table_open(tables::named(tables::MESSAGE), pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
         let class = (*relation).rd_rel;
         let as_made = !((*class).relhastriggers || (*class).relhasrules || (*class).relrowsecurity);
         let removal = match Table::of(relation).filter(|_| as_made) {

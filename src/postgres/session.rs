@@ -13,7 +13,7 @@ use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{FromDatum, IntoDatum, PgTryBuilder, pg_sys};
 
-use super::rest;
+use super::{rest, tables};
 
 /// An ERROR that ended a transaction; it is aborted already.
 #[derive(Debug, Clone)]
@@ -123,10 +123,9 @@ unsafe fn hold_extension() {
 /// # Safety
 /// Inside a transaction.
 unsafe fn become_owner(context: i32) {
-    // SAFETY: the caller's promise; look-ups in the catalogue.
+    let Some(table) = tables::if_there(tables::MESSAGE) else { return };
+    // SAFETY: the caller's promise; a look-up in the catalogue.
     unsafe {
-        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
-        let table = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, table.into());
         if tuple.is_null() {
             return;
@@ -209,9 +208,7 @@ impl Session {
     pub fn with_messages<T>(&self, work: impl FnOnce() -> T) -> T {
         // SAFETY: inside a transaction. An ERROR ends it, and with it the snapshot.
         unsafe {
-            let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), false);
-            let message = pg_sys::get_relname_relid(c"message".as_ptr(), schema);
-            pg_sys::LockRelationOid(message, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+            pg_sys::LockRelationOid(tables::named(tables::MESSAGE), pg_sys::AccessShareLock as pg_sys::LOCKMODE);
             pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let done = work();
             pg_sys::PopActiveSnapshot();

@@ -12,6 +12,7 @@ use std::cell::Cell;
 use pgrx::{FromDatum, pg_sys};
 
 use super::session::{self, Session, Statement, arg};
+use super::tables;
 
 /// The stamp of this server and database.
 pub fn own() -> String {
@@ -60,9 +61,8 @@ thread_local! {
 }
 
 /// Stamps the database in the transaction of its first message; costs a look-up of the table when that was done before.
-pub fn ensure(schema: pg_sys::Oid) {
-    // SAFETY: a look-up in the catalogue, inside the caller's transaction.
-    let table = unsafe { pg_sys::get_relname_relid(c"publishing".as_ptr(), schema) };
+pub fn ensure() {
+    let table = tables::named(c"publishing");
     if SEEN_IN.get() == table {
         return;
     }

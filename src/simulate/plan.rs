@@ -393,7 +393,7 @@ impl Plan {
     }
 
     /// When the last traces of the faults must be over: leases of those who vanished have run out, whoever waited after a
-    /// failure has come back, and three rounds have been made.
+    /// failure has come back, three rounds have been made, and looks that were put off because earlier ones took long.
     pub fn settled(&self) -> Time {
         let set_back = self.faults.iter().map(|fault| match fault.what {
             What::ClockStep { by } => (-by).max(0).unsigned_abs(),
@@ -402,6 +402,7 @@ impl Plan {
         self.calm
             + self.settings.lease.duration * 2
             + self.longest(|settings| settings.lease.renew_interval) * 5
+            + self.longest(|settings| settings.poll_interval) * 5
             + self.longest(|settings| settings.max_publish_duration.unwrap_or_default())
             + self.longest(|settings| settings.error_backoff)
             + Duration::from_millis(set_back.sum())

@@ -4,10 +4,11 @@
 //! come at a fixed rate, a third of what the machine can do of them, at random times of that mean. Counted is the time from
 //! when a transaction was due to its answer, so that waiting in line counts too.
 //!
-//! Three turns a round: the relay idle; the relay busy at a quarter of the rate at which it drains a backlog, fed by calls of
-//! a thousand messages; and the same feeder writing to a table of the same shape that no relay looks at. The last is the
-//! control: what is between it and idle is the price of writing the rows at all, what is between it and busy is the relay's,
-//! Kafka's included, which here shares the two cores too.
+//! Four turns a round: the relay idle; the relay busy at a quarter of the rate at which it drains a backlog, fed by calls of
+//! a thousand messages; and two controls without a relay: the same feeder writing to a table of the same shape that nobody
+//! reads, and beside that feeder a producer that sends as many records, made of nothing. The first control is the price of
+//! writing the rows at all; the second is what rows in a table and records in Kafka cost on this machine, whoever moves them.
+//! What is between that and busy is the relay's own.
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ const GROUP: &str = "bystander";
 const CORES: &str = "cores in use beside the bystander";
 const BYSTANDER: &str = "bystander";
 const TOPIC: &str = "bystander";
+/// Of the producer without a database.
+const RAW_TOPIC: &str = "bystander-raw";
 const PARTITIONS: i32 = 4;
 /// A million accounts.
 const SCALE: u32 = 10;
@@ -38,11 +41,18 @@ const A_COMMIT: u64 = 1_000;
 const MARGIN: Duration = Duration::from_secs(1);
 const PERCENTS: [usize; 3] = [50, 95, 99];
 
-/// What else happens while the bystander works.
-const TURNS: [(&str, Option<Target<'static>>); 3] = [
-    ("relay idle", None),
-    ("relay busy", Some(Target::Outbox(TOPIC))),
-    ("the same rows into a raw table, no relay", Some(Target::RawTable)),
+/// What else happens while the bystander works: a feeder of this table, and a producer beside it.
+struct Turn {
+    who: &'static str,
+    feeder: Option<Target<'static>>,
+    producer: bool,
+}
+
+const TURNS: [Turn; 4] = [
+    Turn { who: "relay idle", feeder: None, producer: false },
+    Turn { who: "relay busy", feeder: Some(Target::Outbox(TOPIC)), producer: false },
+    Turn { who: "the same rows into a raw table, no relay", feeder: Some(Target::RawTable), producer: false },
+    Turn { who: "that, and a raw producer of as many records", feeder: Some(Target::RawTable), producer: true },
 ];
 
 /// All rounds.
@@ -52,7 +62,9 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let drain = backlog::drain(bench, results, &messages)?.rate(&messages);
     servers.cluster.connect("postgres")?.batch_execute(&format!("create database {BYSTANDER}"))?;
     pgbench::create_tables(servers, BYSTANDER, SCALE)?;
-    servers.broker.create_topic(TOPIC, PARTITIONS, &[])?;
+    for topic in [TOPIC, RAW_TOPIC] {
+        servers.broker.create_topic(topic, PARTITIONS, &[])?;
+    }
     let mut arrivals = Arrivals::follow(&servers.broker.bootstrap(), TOPIC)?;
     let mut client = servers.session()?;
     raw::make_table(&mut client)?;
@@ -69,10 +81,11 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 
     let mut series = [const { [const { Vec::<f64>::new() }; PERCENTS.len()] }; TURNS.len()];
     for round in 1..=bench.rounds {
-        for ((who, target), series) in TURNS.iter().zip(&mut series) {
+        for (Turn { who, feeder: target, producer }, series) in TURNS.iter().zip(&mut series) {
             bench.terminal.draw(format_args!("round {round} of {}: {who}", bench.rounds));
             let base = arrivals.next_base();
             let feeder = target.map(|target| start_feeder(bench, target, seconds, feed, base)).transpose()?;
+            let producer = producer.then(|| start_producer(bench, feed)).transpose()?;
             if feeder.is_some() {
                 std::thread::sleep(MARGIN);
             }
@@ -82,6 +95,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             let cores = Cores::begin(servers)?;
             let outcome = pgbench::run(servers, &load)?;
             cores.end(servers, results, who)?;
+            producer.map(raw::Paced::finish).transpose()?;
             let mut times: Vec<f64> =
                 outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
             times.sort_unstable_by(f64::total_cmp);
@@ -104,14 +118,16 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     servers.enable(false)?;
     servers.cluster.connect("postgres")?.batch_execute(&format!("drop database {BYSTANDER}"))?;
 
-    let [idle, busy, control] = series.each_ref().map(|series| &series[1]);
+    let [idle, busy, rows, records] = series.each_ref().map(|series| &series[1]);
     let value = median_of_ratios(idle, busy);
-    let of_control = median_of_ratios(idle, control);
+    let (of_rows, of_records) = (median_of_ratios(idle, rows), median_of_ratios(idle, records));
     bench.terminal.good(format_args!(
-        "p95 of the bystander: idle {:.2} ms, busy {:.2} ms, control {:.2} ms; idle / busy {value:.3}, idle / control {of_control:.3}",
+        "p95 of the bystander: idle {:.2} ms, busy {:.2} ms, rows alone {:.2} ms, rows and records {:.2} ms; \
+         idle / each {value:.3}, {of_rows:.3}, {of_records:.3}",
         median(idle),
         median(busy),
-        median(control)
+        median(rows),
+        median(records)
     ));
     results.ratios.push(Ratio {
         id: "R8".into(),
@@ -124,11 +140,12 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         method: format!(
             "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
              the relay gets {feed:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
-             ratios; with the same rows into a raw table and no relay it is {of_control:.3}",
+             ratios; without any relay, with the same rows into a raw table it is {of_rows:.3}, and with a raw producer of as \
+             many records beside it {of_records:.3}",
             bench.rounds
         ),
     });
-    for ((who, _), series) in TURNS.iter().zip(series) {
+    for (Turn { who, .. }, series) in TURNS.iter().zip(series) {
         for (samples, percent) in series.into_iter().zip(PERCENTS) {
             let case = format!("p{percent}");
             let note = format!("{rate:.0} transactions/s of pgbench tpcb-like beside {feed:.0} messages/s");
@@ -161,6 +178,13 @@ impl Cores {
         results.note(CORES, case, "everything", "on average, pgbench and the feeder included");
         Ok(())
     }
+}
+
+/// Sends a call's worth of records at a time, as the feeder writes rows.
+fn start_producer(bench: &Bench<'_>, messages_a_second: f64) -> Result<raw::Paced> {
+    let broker = &bench.servers.broker;
+    let messages = Messages::central(A_COMMIT);
+    raw::Paced::start(broker, RAW_TOPIC, messages, A_COMMIT, Duration::from_secs_f64(A_COMMIT as f64 / messages_a_second))
 }
 
 /// Begins to write before the bystander, and goes on for longer.

@@ -1,9 +1,11 @@
 //! The limits of the machine: a producer without a database, an INSERT without an outbox, a read that sends nothing.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use outbox_relay_pg_test::broker::Broker;
 use outbox_relay_pg_test::consumer::MESSAGE_ID;
 use outbox_relay_pg_test::process;
@@ -116,6 +118,53 @@ pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Heade
     let (good, bad) = (counts.good.load(Ordering::Relaxed), counts.bad.load(Ordering::Relaxed));
     ensure!(good == messages.count && bad == 0, "{good} of {} acknowledged, {bad} refused", messages.count);
     Ok(Produced { took, processor })
+}
+
+/// A producer without a database that keeps a pace, in a thread of its own, until it is dropped.
+pub struct Paced {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Paced {
+    /// Begins to send records with the message id, so many each `every`.
+    pub fn start(broker: &Broker, topic: &str, messages: Messages, at_a_time: u64, every: Duration) -> Result<Paced> {
+        let producer = producer(broker)?;
+        producer.client().fetch_metadata(Some(topic), FLUSH_AT_MOST).context("metadata")?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (topic, stopped) = (topic.to_owned(), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            let (id, value, since) = (Uuid::new_v4().to_string(), messages.padding(), Instant::now());
+            for turn in 1.. {
+                for row in 0..at_a_time {
+                    let key = messages.key((turn as u64 * at_a_time + row) % messages.keys);
+                    let headers = OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) });
+                    let record = BaseRecord::to(&topic).key(&key).payload(&value).headers(headers);
+                    producer.send(record).map_err(|(error, _)| error).context("could not produce")?;
+                }
+                producer.poll(Duration::ZERO);
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                std::thread::sleep((every * turn).saturating_sub(since.elapsed()));
+            }
+            producer.flush(FLUSH_AT_MOST).context("could not flush")
+        });
+        Ok(Paced { stop, thread: Some(thread) })
+    }
+
+    /// Ends it; an error if it could not keep on.
+    pub fn finish(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().expect("it is joined once");
+        thread.join().map_err(|_| anyhow!("the producer's thread has panicked"))?
+    }
+}
+
+impl Drop for Paced {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Columns, defaults, checks, index and storage settings of the outbox, and nobody who reads it.

@@ -69,33 +69,17 @@ struct Look {
 /// Runs every case and returns the rate of the first one.
 fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals, results: &mut Results) -> Result<f64> {
     let seconds = bench.pick(60, 120);
-    let rounds = 1;
     let mut of_first = f64::NAN;
     let mut worst: Option<(f64, String)> = None;
-    // Each case's series: rate, growth, median age, highest age, highest count.
-    let mut series = vec![<[Vec<f64>; 5]>::default(); cases.len()];
-    for round in 1..=rounds {
-        for ((clients, flushed), series) in cases.iter().zip(&mut series) {
-            let what = format!("round {round} of {rounds}, {clients} clients");
-            let (rate, looks) = flat_out_run(bench, &what, *clients, *flushed, seconds, arrivals)?;
-            let ages: Vec<f64> = looks.iter().map(|look| look.age).collect();
-            let counts = looks.iter().map(|look| look.unsent);
-            let highest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
-            let found = [
-                rate,
-                growth(&looks[looks.len() / 2..]),
-                median(&ages),
-                highest(&mut ages.iter().copied()),
-                highest(&mut counts.into_iter()),
-            ];
-            for (samples, value) in series.iter_mut().zip(found) {
-                samples.push(value);
-            }
-        }
-    }
-    for ((clients, flushed), series) in cases.iter().zip(series) {
+    for (clients, flushed) in cases {
+        let (rate, looks) = flat_out_run(bench, *clients, *flushed, seconds, arrivals)?;
+        let ages: Vec<f64> = looks.iter().map(|look| look.age).collect();
+        let highest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
+        let growth = growth(&looks[looks.len() / 2..]);
+        let age = median(&ages);
+        let age_max = highest(&mut ages.iter().copied());
+        let unsent = highest(&mut looks.iter().map(|look| look.unsent));
         let case = format!("flat out, {clients} clients, synchronous_commit {}", if *flushed { "on" } else { "off" });
-        let [rate, growth, age, age_max, unsent] = series.each_ref().map(|samples| median(samples));
         bench.terminal.good(format_args!(
             "{case}: {rate:.0} messages/s; age of the oldest {age:.1} ms, at most {age_max:.1} ms, growth {growth:.3} ms/s; \
              at most {unsent:.0} unsent"
@@ -117,8 +101,8 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
             ("age of the oldest unsent row, highest look", "ms", "one look of five a second"),
             ("unsent messages, highest look", "messages", "ids drawn and not removed: with those not committed yet"),
         ];
-        for ((who, unit, note), samples) in columns.into_iter().zip(series) {
-            results.add_series(GROUP, &case, who, unit, samples, note);
+        for ((who, unit, note), value) in columns.into_iter().zip([rate, growth, age, age_max, unsent]) {
+            results.add_series(GROUP, &case, who, unit, vec![value], note);
         }
     }
     let (value, case) = worst.context("no case was run")?;
@@ -131,7 +115,7 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
         required: GROWTH_AT_MOST,
         aim: None,
         method: format!(
-            "the worst case ({case}) of {}; {rounds} runs of {seconds} s each, growth of the age of the oldest unsent row over \
+            "the worst case ({case}) of {}; {seconds} s each, growth of the age of the oldest unsent row over \
              the second half; 1 ms a second would be a relay that is a thousandth slower than its writers",
             cases.len()
         ),
@@ -141,7 +125,6 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
 
 fn flat_out_run(
     bench: &Bench<'_>,
-    what: &str,
     clients: usize,
     flushed: bool,
     seconds: u64,
@@ -166,7 +149,7 @@ fn flat_out_run(
         let look = Look { at: since.elapsed().as_secs_f64(), age, unsent: drawn - removed };
         bench
             .terminal
-            .draw(format_args!("{what}: the oldest unsent row is {age:.0} ms old, {:.0} unsent", look.unsent));
+            .draw(format_args!("{clients} clients: the oldest unsent row is {age:.0} ms old, {:.0} unsent", look.unsent));
         looks.push(look);
         thread::sleep(LOOK);
     }

@@ -71,7 +71,7 @@ pub fn ratios(results: &Results) -> Option<Plot> {
         drawing.text(left, top + 18.0, Anchor::Start, "ink", &value);
         drawing.bar(from, top + 25.0, (to - from).max(1.0), BAR, colour);
         if !ratio.holds() {
-            drawing.text(from - 6.0, top + 37.0, Anchor::End, "bad", "missed");
+            drawing.text(at(1.0) + 6.0, top + 37.0, Anchor::Start, "bad", "missed");
         }
         if times.log2().abs() > DOUBLINGS {
             let (x, anchor, arrow) =
