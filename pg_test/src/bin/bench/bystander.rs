@@ -4,8 +4,8 @@
 //! come at a fixed rate, a third of what the machine can do of them, at random times of that mean. Counted is the time from
 //! when a transaction was due to its answer, so that waiting in line counts too.
 //!
-//! Four turns a round: the relay idle; the relay busy at a quarter of the rate at which it drains a backlog, fed by calls of
-//! a thousand messages; and two controls without a relay: the same feeder writing to a table of the same shape that nobody
+//! Five turns a round: the relay idle; the relay busy at a quarter, and at a sixteenth, of the rate at which it drains a
+//! backlog, fed by calls of a thousand messages; and two controls without a relay: the same feeder writing to a table of the same shape that nobody
 //! reads, and beside that feeder a producer that sends as many records, made of nothing. The first control is the price of
 //! writing the rows at all; the second is what rows in a table and records in Kafka cost on this machine, whoever moves them.
 //! What is between that and busy is the relay's own.
@@ -46,13 +46,16 @@ struct Turn {
     who: &'static str,
     feeder: Option<Target<'static>>,
     producer: bool,
+    /// Messages a second, as a part of the rate at which the relay drains.
+    part: f64,
 }
 
-const TURNS: [Turn; 4] = [
-    Turn { who: "relay idle", feeder: None, producer: false },
-    Turn { who: "relay busy", feeder: Some(Target::Outbox(TOPIC)), producer: false },
-    Turn { who: "the same rows into a raw table, no relay", feeder: Some(Target::RawTable), producer: false },
-    Turn { who: "that, and a raw producer of as many records", feeder: Some(Target::RawTable), producer: true },
+const TURNS: [Turn; 5] = [
+    Turn { who: "relay idle", feeder: None, producer: false, part: 0.0 },
+    Turn { who: "relay busy at a quarter", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: 0.25 },
+    Turn { who: "those rows into a raw table, no relay", feeder: Some(Target::RawTable), producer: false, part: 0.25 },
+    Turn { who: "and a raw producer of as many records", feeder: Some(Target::RawTable), producer: true, part: 0.25 },
+    Turn { who: "relay busy at a sixteenth", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: 1.0 / 16.0 },
 ];
 
 /// All rounds.
@@ -81,9 +84,10 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 
     let mut series = [const { [const { Vec::<f64>::new() }; PERCENTS.len()] }; TURNS.len()];
     for round in 1..=bench.rounds {
-        for (Turn { who, feeder: target, producer }, series) in TURNS.iter().zip(&mut series) {
+        for (Turn { who, feeder: target, producer, part }, series) in TURNS.iter().zip(&mut series) {
             bench.terminal.draw(format_args!("round {round} of {}: {who}", bench.rounds));
             let base = arrivals.next_base();
+            let feed = drain * part;
             let feeder = target.map(|target| start_feeder(bench, target, seconds, feed, base)).transpose()?;
             let producer = producer.then(|| start_producer(bench, feed)).transpose()?;
             if feeder.is_some() {
@@ -118,16 +122,17 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     servers.enable(false)?;
     servers.cluster.connect("postgres")?.batch_execute(&format!("drop database {BYSTANDER}"))?;
 
-    let [idle, busy, rows, records] = series.each_ref().map(|series| &series[1]);
+    let [idle, busy, rows, records, sixteenth] = series.each_ref().map(|series| &series[1]);
     let value = median_of_ratios(idle, busy);
-    let (of_rows, of_records) = (median_of_ratios(idle, rows), median_of_ratios(idle, records));
+    let [of_rows, of_records, of_sixteenth] = [rows, records, sixteenth].map(|series| median_of_ratios(idle, series));
     bench.terminal.good(format_args!(
-        "p95 of the bystander: idle {:.2} ms, busy {:.2} ms, rows alone {:.2} ms, rows and records {:.2} ms; \
-         idle / each {value:.3}, {of_rows:.3}, {of_records:.3}",
+        "p95 of the bystander: idle {:.2} ms, busy {:.2} ms, rows alone {:.2} ms, rows and records {:.2} ms, a sixteenth {:.2} ms; \
+         idle / each {value:.3}, {of_rows:.3}, {of_records:.3}, {of_sixteenth:.3}",
         median(idle),
         median(busy),
         median(rows),
-        median(records)
+        median(records),
+        median(sixteenth)
     ));
     results.ratios.push(Ratio {
         id: "R8".into(),
@@ -141,14 +146,14 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
              the relay gets {feed:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
              ratios; without any relay, with the same rows into a raw table it is {of_rows:.3}, and with a raw producer of as \
-             many records beside it {of_records:.3}",
+             many records beside it {of_records:.3}; with the relay at a sixteenth of its drain rate {of_sixteenth:.3}",
             bench.rounds
         ),
     });
-    for (Turn { who, .. }, series) in TURNS.iter().zip(series) {
+    for (Turn { who, part, .. }, series) in TURNS.iter().zip(series) {
         for (samples, percent) in series.into_iter().zip(PERCENTS) {
             let case = format!("p{percent}");
-            let note = format!("{rate:.0} transactions/s of pgbench tpcb-like beside {feed:.0} messages/s");
+            let note = format!("{rate:.0} transactions/s of pgbench tpcb-like beside {:.0} messages/s", drain * part);
             results.add_series(GROUP, &case, who, "ms", samples, &note);
         }
     }

@@ -35,7 +35,11 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     elsewhere.batch_execute(&format!("create database {BARE}")).context("could not make a database")?;
     bench.servers.enable(true)?;
     // Else autovacuum does, for what went before.
-    bench.servers.session()?.batch_execute("vacuum analyze").context("vacuum analyze")?;
+    let mut session = bench.servers.session()?;
+    for statement in ["vacuum analyze", "vacuum pg_catalog.pg_statistic"] {
+        session.batch_execute(statement).context(statement)?;
+    }
+    drop(session);
     thread::sleep(SETTLE);
 
     let patience = Duration::from_secs(3 * SETTLE.as_secs());
