@@ -52,7 +52,8 @@ pub fn store(messages: &[Checked]) {
         pg_sys::PreventCommandIfReadOnly(c"INSERT".as_ptr());
         pg_sys::PreventCommandIfParallelMode(c"INSERT".as_ptr());
     }
-    prepare();
+    lock_table();
+    stamp::ensure();
     let count = bucket_count();
     match Table::open() {
         Some(mut table) => {
@@ -88,11 +89,6 @@ fn first_few(messages: &[Checked]) -> usize {
         room
     });
     few.count()
-}
-
-fn prepare() {
-    lock_table();
-    stamp::ensure();
 }
 
 fn bucket(message: &Checked, count: u32) -> Bucket {

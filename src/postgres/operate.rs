@@ -7,11 +7,11 @@ use pgrx::{IntoDatum, pg_sys};
 
 use crate::bucket::bucket_of;
 
-use super::{bell, tables};
 use super::enqueue_check::{
     Given, Kind, KnownPartitions, check, encode_given_headers, partition_argument, uuid_bytes, varlena_bytes,
 };
 use super::enqueue_rows::{bucket_count, lock_table};
+use super::{bell, tables};
 
 super::sql_function! {
     /// outbox.check_message

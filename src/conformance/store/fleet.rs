@@ -170,7 +170,8 @@ impl<'f> Fleet<'f> {
         let (mut batch, mut last) = (Batch::default(), after);
         while self.fetch_into(relay, bucket, last, AMPLE, &mut batch)? {
             let reached = batch.ids(batch.len()).last().filter(|id| *id != last);
-            last = reached.ok_or_else(|| Unmet::Broken(format!("there may be more above {last}, and nothing comes")))?;
+            last =
+                reached.ok_or_else(|| Unmet::Broken(format!("there may be more above {last}, and nothing comes")))?;
         }
         Ok(batch)
     }

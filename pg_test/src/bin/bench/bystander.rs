@@ -189,7 +189,13 @@ impl Cores {
 fn start_producer(bench: &Bench<'_>, messages_a_second: f64) -> Result<raw::Paced> {
     let broker = &bench.servers.broker;
     let messages = Messages::central(A_COMMIT);
-    raw::Paced::start(broker, RAW_TOPIC, messages, A_COMMIT, Duration::from_secs_f64(A_COMMIT as f64 / messages_a_second))
+    raw::Paced::start(
+        broker,
+        RAW_TOPIC,
+        messages,
+        A_COMMIT,
+        Duration::from_secs_f64(A_COMMIT as f64 / messages_a_second),
+    )
 }
 
 /// Begins to write before the bystander, and goes on for longer.

@@ -68,6 +68,20 @@ pub fn producer(broker: &Broker) -> Result<BaseProducer<Acknowledged>> {
     BaseProducer::from_config_and_context(&settings, Acknowledged::default()).context("could not make a producer")
 }
 
+/// Hands a record to the client, and waits while that has its fill.
+fn send(producer: &BaseProducer<Acknowledged>, mut record: BaseRecord<'_, String, Vec<u8>>) -> Result<()> {
+    loop {
+        match producer.send(record) {
+            Ok(()) => return Ok(()),
+            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), again)) => {
+                record = again;
+                producer.poll(Duration::from_millis(1));
+            }
+            Err((error, _)) => return Err(error).context("could not produce"),
+        }
+    }
+}
+
 /// What it took to produce.
 pub struct Produced {
     /// From the first record to the last acknowledgement.
@@ -97,16 +111,7 @@ pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Heade
             record =
                 record.headers(OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) }));
         }
-        loop {
-            match producer.send(record) {
-                Ok(()) => break,
-                Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), again)) => {
-                    record = again;
-                    producer.poll(Duration::from_millis(1));
-                }
-                Err((error, _)) => return Err(error).context("could not produce"),
-            }
-        }
+        send(&producer, record)?;
         if row % 1_000 == 0 {
             producer.poll(Duration::ZERO);
         }
@@ -127,7 +132,7 @@ pub struct Paced {
 }
 
 impl Paced {
-    /// Begins to send records with the message id, so many each `every`.
+    /// Begins to send records with the message id, so many each `every`, or as fast as it can if that is slower.
     pub fn start(broker: &Broker, topic: &str, messages: Messages, at_a_time: u64, every: Duration) -> Result<Paced> {
         let producer = producer(broker)?;
         producer.client().fetch_metadata(Some(topic), FLUSH_AT_MOST).context("metadata")?;
@@ -138,9 +143,10 @@ impl Paced {
             for turn in 1.. {
                 for row in 0..at_a_time {
                     let key = messages.key((turn as u64 * at_a_time + row) % messages.keys);
-                    let headers = OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) });
+                    let headers =
+                        OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) });
                     let record = BaseRecord::to(&topic).key(&key).payload(&value).headers(headers);
-                    producer.send(record).map_err(|(error, _)| error).context("could not produce")?;
+                    send(&producer, record)?;
                 }
                 producer.poll(Duration::ZERO);
                 if stopped.load(Ordering::Relaxed) {

@@ -147,9 +147,10 @@ fn flat_out_run(
     while writers.goes_on()? {
         let (age, drawn) = lag(&mut client, &statement)?;
         let look = Look { at: since.elapsed().as_secs_f64(), age, unsent: drawn - removed };
-        bench
-            .terminal
-            .draw(format_args!("{clients} clients: the oldest unsent row is {age:.0} ms old, {:.0} unsent", look.unsent));
+        bench.terminal.draw(format_args!(
+            "{clients} clients: the oldest unsent row is {age:.0} ms old, {:.0} unsent",
+            look.unsent
+        ));
         looks.push(look);
         thread::sleep(LOOK);
     }
