@@ -211,9 +211,10 @@ impl KnownPartitions {
 
 /// What outbox.topic says as of now, even in a transaction whose snapshot is older.
 fn declared_partitions(topic: pg_sys::Datum) -> Option<i32> {
-    let (table, index) = (tables::named(c"topic"), tables::named(c"topic_pkey"));
+    // Without its index the table is read from end to end.
+    let index = tables::if_there(c"topic_pkey").unwrap_or(pg_sys::InvalidOid);
     let mut count = None;
-    session::each_row_of_key_now(table, index, topic, |tuple, columns| {
+    session::each_row_of_key_now(tables::named(c"topic"), index, topic, |tuple, columns| {
         let mut null = false;
         // SAFETY: a row of the table, whose fifth column is an integer.
         let datum = unsafe { pg_sys::heap_getattr(tuple, 5, columns, &mut null) };
