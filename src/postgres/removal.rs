@@ -38,7 +38,7 @@ pub fn rows(_session: &Session, bucket: Bucket, batch: &Batch, len: usize) -> Re
         let relation = pg_sys::table_open(tables::named(tables::MESSAGE), pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
         let class = (*relation).rd_rel;
         let as_made = !((*class).relhastriggers || (*class).relhasrules || (*class).relrowsecurity);
-        let removal = match Table::of(relation).filter(|_| as_made) {
+        let removal = match as_made.then(|| Table::of(relation)).flatten() {
             None => Removal::NeedsStatement,
             Some(table) => {
                 let all = batch.handles(len).all(|(id, handle)| table.remove(bucket, id, RowVersion::of(handle)));

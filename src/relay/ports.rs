@@ -42,9 +42,9 @@ pub trait Store {
     fn pending(&mut self, buckets: &[Bucket]) -> Result<Vec<Bucket>, StoreError>;
 
     /// Appends to `batch` the bucket's messages with an id above `after`, oldest first, up to `limits`. Says whether there
-    /// may be more; a batch that ends earlier says so too, and is not empty. What it gives is committed for good: a crash cannot undo it any more. And it is in order: if it gives a
-    /// message, it gives with it, or gave before, all that were visible when that message's transaction began, those at or
-    /// below `after` included that were committed since.
+    /// may be more; a batch that ends earlier says so too, and is not empty. What it gives is committed for good: a crash
+    /// cannot undo it any more. And it is in order: if it gives a message, it gives with it, or gave before, all that were
+    /// visible when that message's transaction began, those at or below `after` included that were committed since.
     ///
     /// # Errors
     /// As [`StoreError`] says.

@@ -5,10 +5,10 @@
 //! when a transaction was due to its answer, so that waiting in line counts too.
 //!
 //! Five turns a round: the relay idle; the relay busy at a quarter, and at a sixteenth, of the rate at which it drains a
-//! backlog, fed by calls of a thousand messages; and two controls without a relay: the same feeder writing to a table of the same shape that nobody
-//! reads, and beside that feeder a producer that sends as many records, made of nothing. The first control is the price of
-//! writing the rows at all; the second is what rows in a table and records in Kafka cost on this machine, whoever moves them.
-//! What is between that and busy is the relay's own.
+//! backlog, fed by calls of a thousand messages; and two controls without a relay: the same feeder writing to a table of the
+//! same shape that nobody reads, and beside that feeder a producer that sends as many records, made of nothing. The first
+//! control is the price of writing the rows at all; the second is what rows in a table and records in Kafka cost on this
+//! machine, whoever moves them. What is between that and busy is the relay's own.
 
 use std::time::{Duration, Instant};
 
@@ -50,11 +50,23 @@ struct Turn {
     part: f64,
 }
 
+/// The part of R8 itself, and of its controls.
+const QUARTER: f64 = 0.25;
 const TURNS: [Turn; 5] = [
     Turn { who: "relay idle", feeder: None, producer: false, part: 0.0 },
-    Turn { who: "relay busy at a quarter", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: 0.25 },
-    Turn { who: "those rows into a raw table, no relay", feeder: Some(Target::RawTable), producer: false, part: 0.25 },
-    Turn { who: "and a raw producer of as many records", feeder: Some(Target::RawTable), producer: true, part: 0.25 },
+    Turn { who: "relay busy at a quarter", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: QUARTER },
+    Turn {
+        who: "those rows into a raw table, no relay",
+        feeder: Some(Target::RawTable),
+        producer: false,
+        part: QUARTER,
+    },
+    Turn {
+        who: "and a raw producer of as many records",
+        feeder: Some(Target::RawTable),
+        producer: true,
+        part: QUARTER,
+    },
     Turn { who: "relay busy at a sixteenth", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: 1.0 / 16.0 },
 ];
 
@@ -77,9 +89,9 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let flat_out = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
     let capacity = pgbench::run(servers, &flat_out)?.rate;
     let rate = capacity / 3.0;
-    let feed = drain / 4.0;
+    let quarter = drain * QUARTER;
     bench.terminal.say(format_args!(
-        "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {feed:.0}"
+        "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {quarter:.0}"
     ));
 
     let mut series = [const { [const { Vec::<f64>::new() }; PERCENTS.len()] }; TURNS.len()];
@@ -144,7 +156,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         aim: Some(0.95),
         method: format!(
             "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
-             the relay gets {feed:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
+             the relay gets {quarter:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
              ratios; without any relay, with the same rows into a raw table it is {of_rows:.3}, and with a raw producer of as \
              many records beside it {of_records:.3}; with the relay at a sixteenth of its drain rate {of_sixteenth:.3}",
             bench.rounds
@@ -187,15 +199,8 @@ impl Cores {
 
 /// Sends a call's worth of records at a time, as the feeder writes rows.
 fn start_producer(bench: &Bench<'_>, messages_a_second: f64) -> Result<raw::Paced> {
-    let broker = &bench.servers.broker;
-    let messages = Messages::central(A_COMMIT);
-    raw::Paced::start(
-        broker,
-        RAW_TOPIC,
-        messages,
-        A_COMMIT,
-        Duration::from_secs_f64(A_COMMIT as f64 / messages_a_second),
-    )
+    let every = Duration::from_secs_f64(A_COMMIT as f64 / messages_a_second);
+    raw::Paced::start(&bench.servers.broker, RAW_TOPIC, Messages::central(A_COMMIT), every)
 }
 
 /// Begins to write before the bystander, and goes on for longer.

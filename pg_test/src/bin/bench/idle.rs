@@ -33,16 +33,16 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let mut elsewhere = bench.servers.cluster.connect("postgres")?;
     elsewhere.batch_execute(&format!("create database {BARE}")).context("could not make a database")?;
     bench.servers.enable(true)?;
-    set_autovacuum(&mut elsewhere, "off")?;
+    bench.servers.cluster.set("autovacuum", "off")?;
     thread::sleep(SETTLE);
 
-    let patience = Duration::from_secs(3 * SETTLE.as_secs());
-    let (begun, before) = next_change(bench, &mut elsewhere, patience)?;
+    bench.terminal.draw(format_args!("doing nothing for {seconds} s"));
+    let (begun, before) = next_change(&mut elsewhere)?;
     let bare_before = transactions(&mut elsewhere, BARE)?;
     thread::sleep(Duration::from_secs(seconds) - BEFORE_THE_END);
-    let (ended, after) = next_change(bench, &mut elsewhere, patience)?;
+    let (ended, after) = next_change(&mut elsewhere)?;
     let bare_after = transactions(&mut elsewhere, BARE)?;
-    set_autovacuum(&mut elsewhere, "on")?;
+    bench.servers.cluster.set("autovacuum", "on")?;
     let minutes = ended.duration_since(begun).as_secs_f64() / 60.0;
     let relays = bench.servers.relays()?;
     ensure!(!relays.is_empty(), "no relay was there to be idle");
@@ -63,26 +63,20 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         good: Good::AtMost,
         required: 12.0,
         aim: None,
-        method: format!("pg_stat_database over {seconds} s, from one change to another, without any session in the database, autovacuum off"),
+        method: format!(
+            "pg_stat_database over {seconds} s, from one change to another, without any session in the database, autovacuum off"
+        ),
     });
     Ok(())
 }
 
 /// Waits until the count changes, and says when and to what.
-fn next_change(bench: &Bench<'_>, client: &mut Client, at_most: Duration) -> Result<(Instant, i64)> {
-    bench.terminal.draw(format_args!("doing nothing"));
+fn next_change(client: &mut Client) -> Result<(Instant, i64)> {
     let before = transactions(client, DATABASE)?;
-    wait::until("the relay has done its round", at_most, || {
+    wait::until("the relay has done its round", SETTLE * 3, || {
         let count = transactions(client, DATABASE)?;
         Ok(if count > before { Seen::Reached((Instant::now(), count)) } else { Seen::NotYet(count.to_string()) })
     })
-}
-
-fn set_autovacuum(client: &mut Client, state: &str) -> Result<()> {
-    for statement in [format!("alter system set autovacuum = {state}"), "select pg_reload_conf()".to_owned()] {
-        client.batch_execute(&statement).with_context(|| statement.clone())?;
-    }
-    Ok(())
 }
 
 fn transactions(client: &mut Client, database: &str) -> Result<i64> {

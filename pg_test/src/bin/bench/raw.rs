@@ -82,6 +82,11 @@ fn send(producer: &BaseProducer<Acknowledged>, mut record: BaseRecord<'_, String
     }
 }
 
+/// The one header that a relay's records have.
+fn message_id(id: &str) -> OwnedHeaders {
+    OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(id) })
+}
+
 /// What it took to produce.
 pub struct Produced {
     /// From the first record to the last acknowledgement.
@@ -108,8 +113,7 @@ pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Heade
         value[..digits.len()].copy_from_slice(digits.as_bytes());
         let mut record = BaseRecord::to(topic).key(&keys[(row % messages.keys) as usize]).payload(&value);
         if headers == Headers::MessageId {
-            record =
-                record.headers(OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) }));
+            record = record.headers(message_id(&id));
         }
         send(&producer, record)?;
         if row % 1_000 == 0 {
@@ -125,15 +129,16 @@ pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Heade
     Ok(Produced { took, processor })
 }
 
-/// A producer without a database that keeps a pace, in a thread of its own, until it is dropped.
+/// A producer without a database that keeps a pace, in a thread of its own.
 pub struct Paced {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Result<()>>>,
+    thread: JoinHandle<Result<()>>,
 }
 
 impl Paced {
-    /// Begins to send records with the message id, so many each `every`, or as fast as it can if that is slower.
-    pub fn start(broker: &Broker, topic: &str, messages: Messages, at_a_time: u64, every: Duration) -> Result<Paced> {
+    /// Begins to send all messages again and again, with the message id, each time after `every`, or as fast as it can if that
+    /// is slower.
+    pub fn start(broker: &Broker, topic: &str, messages: Messages, every: Duration) -> Result<Paced> {
         let producer = producer(broker)?;
         producer.client().fetch_metadata(Some(topic), FLUSH_AT_MOST).context("metadata")?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -141,12 +146,9 @@ impl Paced {
         let thread = std::thread::spawn(move || {
             let (id, value, since) = (Uuid::new_v4().to_string(), messages.padding(), Instant::now());
             for turn in 1.. {
-                for row in 0..at_a_time {
-                    let key = messages.key((turn as u64 * at_a_time + row) % messages.keys);
-                    let headers =
-                        OwnedHeaders::new_with_capacity(1).insert(Header { key: MESSAGE_ID, value: Some(&id) });
-                    let record = BaseRecord::to(&topic).key(&key).payload(&value).headers(headers);
-                    send(&producer, record)?;
+                for row in 0..messages.count {
+                    let key = messages.key(u64::from(turn) * messages.count + row);
+                    send(&producer, BaseRecord::to(&topic).key(&key).payload(&value).headers(message_id(&id)))?;
                 }
                 producer.poll(Duration::ZERO);
                 if stopped.load(Ordering::Relaxed) {
@@ -156,20 +158,13 @@ impl Paced {
             }
             producer.flush(FLUSH_AT_MOST).context("could not flush")
         });
-        Ok(Paced { stop, thread: Some(thread) })
+        Ok(Paced { stop, thread })
     }
 
     /// Ends it; an error if it could not keep on.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        let thread = self.thread.take().expect("it is joined once");
-        thread.join().map_err(|_| anyhow!("the producer's thread has panicked"))?
-    }
-}
-
-impl Drop for Paced {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("the producer's thread has panicked"))?
     }
 }
 

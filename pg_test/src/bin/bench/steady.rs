@@ -74,11 +74,11 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
     for (clients, flushed) in cases {
         let (rate, looks) = flat_out_run(bench, *clients, *flushed, seconds, arrivals)?;
         let ages: Vec<f64> = looks.iter().map(|look| look.age).collect();
-        let highest = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
+        let highest = |of: fn(&Look) -> f64| looks.iter().map(of).fold(0.0, f64::max);
         let growth = growth(&looks[looks.len() / 2..]);
         let age = median(&ages);
-        let age_max = highest(&mut ages.iter().copied());
-        let unsent = highest(&mut looks.iter().map(|look| look.unsent));
+        let age_max = highest(|look| look.age);
+        let unsent = highest(|look| look.unsent);
         let case = format!("flat out, {clients} clients, synchronous_commit {}", if *flushed { "on" } else { "off" });
         bench.terminal.good(format_args!(
             "{case}: {rate:.0} messages/s; age of the oldest {age:.1} ms, at most {age_max:.1} ms, growth {growth:.3} ms/s; \
