@@ -52,6 +52,8 @@ pub enum Rule {
     UnitsAreIndependent,
     /// What a refused row holds up is passed over.
     HeldRowsWait,
+    /// A topic that was set aside is passed over until it is answered.
+    AsideIsHeld,
     /// What was not removed is read again.
     PositionStepsBack,
     /// A bell with a lower id steps the position back.
@@ -66,6 +68,8 @@ pub enum Rule {
     RetriesAreNotCrossed,
     /// What was called back is not overtaken by its own followers.
     NoOvertaking,
+    /// What has to wait behind a row that the client refuses at once is not handed over.
+    FollowersLeave,
     /// Shares differ by at most one.
     FairShare,
     /// Nobody claims more than it lacks.

@@ -46,6 +46,24 @@ impl Prefix {
         self.settle(index, Outcome::Failed);
     }
 
+    /// What is known of the rows at these ascending indices, as of a batch of its own.
+    #[must_use]
+    pub fn select(&self, indices: &[usize]) -> Self {
+        let rows: Vec<Outcome> = indices.iter().map(|index| self.rows[*index]).collect();
+        let len = rows.iter().take_while(|outcome| **outcome == Outcome::Acknowledged).count();
+        let reported = rows.iter().filter(|outcome| **outcome != Outcome::Unknown).count();
+        Self { rows, len, reported }
+    }
+
+    /// The rows from `rows` on, of which nothing is known, are not of the batch any more.
+    pub fn truncate(&mut self, rows: usize) {
+        debug_assert!(
+            self.rows[rows..].iter().all(|outcome| *outcome == Outcome::Unknown),
+            "their reports would be lost"
+        );
+        self.rows.truncate(rows);
+    }
+
     fn settle(&mut self, index: usize, outcome: Outcome) {
         debug_assert_eq!(self.rows[index], Outcome::Unknown, "one report a row");
         self.rows[index] = outcome;
@@ -154,6 +172,13 @@ mod tests {
         assert_eq!(prefix.removable(unit), [0, 2, 5]);
         let prefix = settle(6, &[(0, false), (1, true), (2, true), (3, true), (4, true), (5, false)]);
         assert_eq!(prefix.removable(unit), [1, 3, 4]);
+    }
+
+    #[test]
+    fn a_part_of_a_batch_is_as_a_batch_of_its_own() {
+        let prefix = settle(6, &[(0, true), (1, false), (2, true), (5, true)]);
+        assert_eq!(prefix.select(&[0, 2, 3, 5]), settle(4, &[(0, true), (1, true), (3, true)]));
+        assert_eq!(prefix.select(&[1, 2]), settle(2, &[(0, false), (1, true)]));
     }
 
     #[test]

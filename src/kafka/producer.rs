@@ -68,6 +68,8 @@ pub struct KafkaPublisher {
     current: Option<Client>,
     /// Batches of which it has the first rows and had no room for the rest.
     begun: BTreeSet<FlightId>,
+    /// The batch of which it refused a row just now.
+    refused: Option<FlightId>,
     retiring: Vec<Client>,
     /// Sends suspects, each in a request of its own; made anew when needed.
     apart: Option<Client>,
@@ -98,6 +100,7 @@ impl KafkaPublisher {
             caretaker,
             current,
             begun: BTreeSet::new(),
+            refused: None,
             retiring: Vec::new(),
             apart,
             suspects: VecDeque::new(),
@@ -147,6 +150,7 @@ impl KafkaPublisher {
         let current = self.current.take_if(|client| unwanted(client));
         if current.is_some() {
             self.begun.clear();
+            self.refused = None;
         }
         let apart = self.apart.take_if(|client| unwanted(client));
         for client in current.into_iter().chain(apart) {
@@ -187,7 +191,8 @@ impl KafkaPublisher {
 
 impl Publisher for KafkaPublisher {
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted {
-        if from > 0 && !self.begun.remove(&flight) {
+        let goes_on = self.refused.take() == Some(flight) || self.begun.remove(&flight);
+        if from > 0 && !goes_on {
             // The first rows are with a client that was replaced since, and may be lost or late: no overtaking.
             return Submitted { rows: 0, refused: Some(PublishError::GivenUp) };
         }
@@ -205,7 +210,10 @@ impl Publisher for KafkaPublisher {
                     }
                     return Submitted { rows: index - from, refused: None };
                 }
-                Sent::Refused(error) => return Submitted { rows: index - from, refused: Some(error) },
+                Sent::Refused(error) => {
+                    self.refused = Some(flight);
+                    return Submitted { rows: index - from, refused: Some(error) };
+                }
             }
         }
         Submitted { rows: batch.len() - from, refused: None }
@@ -533,9 +541,11 @@ impl Stuck {
         *first = index.min(*first);
     }
 
-    /// Whether a row of the unit in front of this one was not acknowledged.
-    fn is_before(&self, unit: Unit, index: u32) -> bool {
-        self.0.get(&unit).is_some_and(|first| *first < index)
+    /// Whether a row of this one's unit in front of it was not acknowledged. The unit is asked for only where something of the
+    /// flight was not, for hashing a key costs time.
+    fn is_before(&self, (flight, index): (FlightId, u32), unit: impl FnOnce() -> Unit) -> bool {
+        self.0.range((flight, 0)..=(flight, u64::MAX)).next().is_some()
+            && self.0.get(&unit()).is_some_and(|first| *first < index)
     }
 }
 
@@ -614,15 +624,10 @@ impl ProducerContext for Callbacks {
 
     fn delivery(&self, result: &DeliveryResult<'_>, opaque: usize) {
         let mut collected = self.collected.lock().expect("no panic while it is held");
-        let (in_order, (_, index)) = (!report::is_alone(opaque), report::unpack(opaque));
+        let (in_order, row) = (!report::is_alone(opaque), report::unpack(opaque));
         let (message, delivery) = match result {
             Ok(message) if message.offset() < 0 => (message, Delivery::Supposed),
-            // Hashing a key costs time, which is spent only when something has failed.
-            Ok(message)
-                if !collected.stuck.0.is_empty()
-                    && in_order
-                    && collected.stuck.is_before(unit_of(opaque, message), index) =>
-            {
+            Ok(message) if in_order && collected.stuck.is_before(row, || unit_of(opaque, message)) => {
                 (message, Delivery::Overtook)
             }
             Ok(message) => (message, Delivery::Appended),
@@ -636,7 +641,7 @@ impl ProducerContext for Callbacks {
             }
         };
         if !matches!(delivery, Delivery::Appended) && collected.stuck.0.len() < STUCK_MAX && in_order {
-            collected.stuck.note(unit_of(opaque, message), index);
+            collected.stuck.note(unit_of(opaque, message), row.1);
         }
         collected.deliveries.push((opaque, delivery));
     }
@@ -775,11 +780,12 @@ mod tests {
         let mut stuck = Stuck::default();
         stuck.note((1, 7), 5);
         stuck.note((1, 7), 9);
-        assert!(!stuck.is_before((1, 7), 4), "reported later, but sent before");
-        assert!(stuck.is_before((1, 7), 6));
-        assert!(!stuck.is_before((2, 7), 6) && !stuck.is_before((1, 8), 6));
+        let is_before = |stuck: &Stuck, (flight, key), index| stuck.is_before((flight, index), || (flight, key));
+        assert!(!is_before(&stuck, (1, 7), 4), "reported later, but sent before");
+        assert!(is_before(&stuck, (1, 7), 6));
+        assert!(!is_before(&stuck, (2, 7), 6) && !is_before(&stuck, (1, 8), 6));
         stuck.note((1, 7), 3);
-        assert!(stuck.is_before((1, 7), 4));
+        assert!(is_before(&stuck, (1, 7), 4));
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! A batch on its way: what was submitted, what has been reported, and whether it may still be acknowledged.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::time::Duration;
+
 use crate::broken::{Rule, broken};
 use crate::clock::Time;
 use crate::lease::Lease;
@@ -8,6 +12,9 @@ use crate::order::{Part, Unit};
 use crate::prefix::Prefix;
 
 use super::ports::PublishError;
+
+/// Rows of a batch that the client may refuse before it has taken any of them; behind so many the rest waits.
+const REFUSED_AT_ONCE_MAX: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -27,8 +34,13 @@ pub(super) struct Flight {
     refusals: Vec<(usize, PublishError)>,
     /// Rows handed to the client, or refused by it at once.
     submitted: usize,
+    refused_at_once: usize,
     /// Nothing more of it is submitted: a row has failed, and what was not sent waits behind it.
     closed: bool,
+    /// Where its rows were in the batch as it was submitted, if it is what was set aside of one.
+    places: Option<Vec<usize>>,
+    /// It was looked at whether something is to be set aside, and nothing has been heard since then.
+    looked_through: bool,
 }
 
 /// What was done about a flight of which nothing is heard.
@@ -65,7 +77,10 @@ impl Flight {
             suspicion: Suspicion::Nothing,
             refusals: Vec::new(),
             submitted: 0,
+            refused_at_once: 0,
             closed: false,
+            places: None,
+            looked_through: false,
         }
     }
 
@@ -78,12 +93,31 @@ impl Flight {
         self.submitted += rows;
     }
 
-    /// The client refused the next row for good.
-    pub fn refused(&mut self, error: PublishError) {
-        self.prefix.fail(self.submitted);
-        self.note(self.submitted, error);
+    /// The client refused the next row for good. Later rows that have to wait behind it leave the batch, and are read again
+    /// behind it; the others may go on. Says how many left.
+    pub fn refused(&mut self, error: PublishError) -> usize {
+        let index = self.submitted;
+        self.prefix.fail(index);
         self.submitted += 1;
-        self.closed = true;
+        self.refused_at_once += 1;
+        let (row, id) = (self.batch.message(index), self.batch.id(index));
+        let unit = match &error {
+            PublishError::Topic(_) => Unit::topic(row.topic).into_owned(),
+            PublishError::Invalid(_) => Unit::of(&row).into_owned(),
+            PublishError::GivenUp | PublishError::Transient(_) | PublishError::Misconfigured(_) => {
+                self.closed = true;
+                self.note(index, error);
+                return 0;
+            }
+        };
+        self.note(index, error);
+        if self.refused_at_once >= REFUSED_AT_ONCE_MAX {
+            self.closed = true;
+            return 0;
+        }
+        let left = self.batch.retain(|row| row.id <= id || !unit.has(row) || broken(Rule::FollowersLeave));
+        self.prefix.truncate(self.batch.len());
+        left
     }
 
     fn note(&mut self, index: usize, error: PublishError) {
@@ -94,7 +128,7 @@ impl Flight {
 
     /// The rows that were refused, in order, and why.
     pub fn refusals(&mut self) -> Vec<(usize, PublishError)> {
-        let mut refusals = std::mem::take(&mut self.refusals);
+        let mut refusals = mem::take(&mut self.refusals);
         refusals.retain(|(index, _)| !self.prefix.has(*index));
         refusals.sort_by_key(|(index, _)| *index);
         refusals
@@ -129,7 +163,12 @@ impl Flight {
     }
 
     /// The report of a row. Says whether what the client has queued should be given up: rows that would overtake this one.
-    pub fn report(&mut self, index: usize, outcome: Result<(), PublishError>, now: Time) -> bool {
+    pub fn report(&mut self, place: usize, outcome: Result<(), PublishError>, now: Time) -> bool {
+        let index = match &self.places {
+            None => place,
+            Some(places) => places.binary_search(&place).expect("the others have had their report"),
+        };
+        self.looked_through = false;
         let Err(error) = outcome else {
             self.prefix.acknowledge(index);
             self.hears(now);
@@ -156,6 +195,59 @@ impl Flight {
         (index + 1..self.submitted).any(|later| !self.prefix.is_reported(later) && unit.has(&self.batch.message(later)))
     }
 
+    /// When to look whether topics are to be set aside, if ever: nothing has been heard for so long behind an answer.
+    pub fn splits_at(&self, silence: Duration) -> Option<Time> {
+        let called_back = matches!(self.suspicion, Suspicion::CalledBack | Suspicion::Abandoned);
+        let begun = self.next().is_none() && self.prefix.reported() > 0 && !self.complete();
+        (begun && !called_back && !self.looked_through).then(|| self.heard + silence)
+    }
+
+    /// The topics of which no row is answered, and their first rows, if every row of all others is, and those are not fewer.
+    pub fn silent_topics(&mut self) -> Option<Vec<(i64, Unit<'static>)>> {
+        self.looked_through = true;
+        let mut firsts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut answered: BTreeSet<&str> = BTreeSet::new();
+        if self.prefix.reported() * 2 < self.submitted {
+            return None;
+        }
+        for index in 0..self.submitted {
+            let topic = self.batch.message(index).topic;
+            if self.prefix.is_reported(index) {
+                answered.insert(topic);
+            } else {
+                firsts.entry(topic).or_insert(index);
+            }
+        }
+        let apart = firsts.keys().all(|topic| !answered.contains(topic));
+        let first = |(topic, index)| (self.batch.id(index), Unit::topic(topic).into_owned());
+        apart.then(|| firsts.into_iter().map(first).collect())
+    }
+
+    /// Keeps the rows without an answer. The others become a flight of their own, which is complete.
+    pub fn split(&mut self) -> Self {
+        let silent = |index: &usize| *index < self.submitted && !self.prefix.is_reported(*index);
+        let (silent, others): (Vec<usize>, Vec<usize>) = (0..self.batch.len()).partition(silent);
+        let mut answered = Self::new(self.lease, self.started, self.batch.select(&others), None);
+        answered.heard = self.heard;
+        answered.prefix = self.prefix.select(&others);
+        answered.submitted = answered.prefix.reported();
+        answered.closed = true;
+        answered.refusals = mem::take(&mut self.refusals)
+            .into_iter()
+            .map(|(index, error)| (others.binary_search(&index).expect("what was refused is answered"), error))
+            .collect();
+        self.batch = self.batch.select(&silent);
+        self.prefix = Prefix::new(silent.len());
+        self.submitted = silent.len();
+        self.places = Some(silent);
+        answered
+    }
+
+    /// Whether it is what was set aside of a batch.
+    pub fn is_aside(&self) -> bool {
+        self.places.is_some()
+    }
+
     fn hears(&mut self, now: Time) {
         self.heard = now;
         if matches!(self.suspicion, Suspicion::Asked { .. } | Suspicion::Lived { .. }) {
@@ -179,7 +271,6 @@ impl Flight {
 mod tests {
     use super::*;
     use crate::message::Message;
-    use std::time::Duration;
 
     fn flight_of(keys: &[&'static str]) -> Flight {
         let mut batch = Batch::default();
@@ -281,6 +372,77 @@ mod tests {
         assert_eq!(flight.refusals(), []);
     }
 
+    fn of_topics(topics: &[&'static str]) -> Flight {
+        let mut flight = flight(topics.len());
+        let mut batch = Batch::default();
+        for (index, topic) in topics.iter().enumerate() {
+            batch.push(&Message { topic, ..flight.batch.message(index) });
+        }
+        flight.batch = batch;
+        flight.handed_over(topics.len());
+        flight
+    }
+
+    #[test]
+    fn topics_without_an_answer_are_told_from_those_with_nothing_but_answers() {
+        let mut flight = of_topics(&["a", "slow", "a", "slow"]);
+        assert_eq!(flight.silent_topics(), None, "nothing is answered");
+        flight.report(0, Ok(()), NOW);
+        flight.report(1, Ok(()), NOW);
+        assert_eq!(flight.silent_topics(), None, "a part of each is still awaited");
+        let mut flight = of_topics(&["a", "slow", "a", "slow"]);
+        flight.report(0, Ok(()), NOW);
+        flight.report(2, Err(refused()), NOW);
+        assert_eq!(flight.silent_topics(), Some(vec![(2, Unit::topic("slow"))]));
+        let mut flight = of_topics(&["a", "slow", "slow"]);
+        flight.report(0, Ok(()), NOW);
+        assert_eq!(flight.silent_topics(), None, "most of it is awaited");
+    }
+
+    #[test]
+    fn is_looked_through_once_after_an_answer() {
+        const SILENCE: Duration = Duration::from_millis(20);
+        let mut flight = of_topics(&["a", "slow", "a"]);
+        assert_eq!(flight.splits_at(SILENCE), None, "nothing is answered");
+        flight.report(0, Ok(()), NOW);
+        assert_eq!(flight.splits_at(SILENCE), Some(NOW + SILENCE));
+        flight.silent_topics();
+        assert_eq!(flight.splits_at(SILENCE), None);
+        flight.report(2, Ok(()), NOW + SILENCE);
+        assert_eq!(flight.splits_at(SILENCE), Some(NOW + SILENCE * 2));
+        flight.suspicion = Suspicion::CalledBack;
+        assert_eq!(flight.splits_at(SILENCE), None);
+    }
+
+    #[test]
+    fn a_split_parts_the_answered_rows_from_the_others() {
+        let mut flight = of_topics(&["a", "slow", "b", "a", "slow"]);
+        flight.report(0, Ok(()), NOW);
+        flight.report(3, Ok(()), NOW);
+        flight.report(2, Err(refused()), NOW);
+        let ids = |flight: &Flight| flight.batch.ids(flight.batch.len()).collect::<Vec<_>>();
+        let mut answered = flight.split();
+        assert_eq!((ids(&answered), answered.complete(), answered.is_aside()), (vec![1, 3, 4], true, false));
+        assert_eq!((answered.refusals(), answered.removable()), (vec![(1, refused())], Some(vec![0, 2])));
+        assert_eq!((ids(&flight), flight.complete(), flight.is_aside()), (vec![2, 5], false, true));
+        flight.report(4, Err(refused()), NOW);
+        assert!(!flight.complete());
+        flight.report(1, Ok(()), NOW);
+        assert!(flight.complete());
+        assert_eq!((flight.refusals(), flight.prefix.len()), (vec![(1, refused())], 1));
+    }
+
+    #[test]
+    fn what_was_not_handed_over_stays_with_the_answered_rows() {
+        let mut flight = of_topics(&["a", "slow"]);
+        let mut batch = flight.batch.clone();
+        batch.push(&Message { id: 3, ..flight.batch.message(1) });
+        (flight.batch, flight.prefix) = (batch, Prefix::new(3));
+        flight.report(0, Err(PublishError::GivenUp), NOW);
+        let answered = flight.split();
+        assert_eq!((answered.batch.len(), answered.complete(), flight.batch.len()), (2, true, 1));
+    }
+
     #[test]
     fn the_last_report_gives_up_nothing() {
         let mut flight = flight(1);
@@ -298,6 +460,42 @@ mod tests {
         flight.report(0, Ok(()), NOW);
         assert!(flight.complete());
         assert_eq!(flight.prefix.len(), 1);
+    }
+
+    #[test]
+    fn a_row_refused_at_once_is_left_by_what_has_to_wait_for_it() {
+        let mut flight = flight_of(&["a", "b", "a", "c"]);
+        flight.handed_over(1);
+        assert_eq!(flight.refused(refused()), 0, "the row of its key is in front of it");
+        assert_eq!(flight.next(), Some(2));
+        let mut flight = flight_of(&["a", "b", "a", "c"]);
+        assert_eq!(flight.refused(refused()), 1);
+        flight.handed_over(2);
+        (1..3).for_each(|index| assert!(!flight.report(index, Ok(()), NOW)));
+        assert!(flight.complete());
+        assert_eq!((flight.batch.ids(3).collect(), flight.removable()), (vec![1, 2, 4], Some(vec![1, 2])));
+        let mut flight = flight_of(&["a", "b", "c"]);
+        assert_eq!(flight.refused(PublishError::Topic("gone".into())), 2, "all of its topic");
+        assert!(flight.complete());
+    }
+
+    #[test]
+    fn what_is_refused_at_once_for_no_fault_of_its_own_ends_the_submission() {
+        let mut flight = flight_of(&["a", "b"]);
+        assert_eq!(flight.refused(PublishError::GivenUp), 0);
+        assert_eq!((flight.next(), flight.batch.len()), (None, 2));
+    }
+
+    #[test]
+    fn the_rest_waits_behind_many_rows_that_are_refused_at_once() {
+        let keys: Vec<String> = (0..REFUSED_AT_ONCE_MAX + 1).map(|key| key.to_string()).collect();
+        let keys: Vec<&'static str> = keys.into_iter().map(|key| &*key.leak()).collect();
+        let mut flight = flight_of(&keys);
+        for _ in 0..REFUSED_AT_ONCE_MAX {
+            assert!(flight.next().is_some());
+            flight.refused(refused());
+        }
+        assert_eq!(flight.next(), None);
     }
 
     #[test]

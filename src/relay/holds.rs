@@ -37,7 +37,7 @@ pub(super) struct Hold {
     pub since: Time,
     /// None means that an operator has to act.
     pub retry_at: Option<Time>,
-    /// The row is on its way, alone.
+    /// The row is on its way, alone, or with others of its topic that were set aside.
     pub flight: Option<FlightId>,
     /// The lowest row of the unit in front of it that was passed over meanwhile.
     pub passed: Option<i64>,
@@ -62,6 +62,13 @@ impl Holds {
         units.get(unit).copied()
     }
 
+    /// Whether anything of the topic is held: a look that spares the rows of all other topics two.
+    fn has_any_of(&self, topic: &str) -> bool {
+        let units: &BTreeMap<Unit<'_>, i64> = &self.units;
+        // The whole topic comes before its parts.
+        units.range(Unit::topic(topic)..).next().is_some_and(|(unit, _)| unit.topic == topic)
+    }
+
     /// Whether a refused row waits for its topic, too, of which an earlier row is refused.
     pub fn waits_for_topic(&self, first: i64, hold: &Hold) -> bool {
         self.topics > 0 && self.of(&Unit::topic(hold.topic())).is_some_and(|earlier| earlier < first)
@@ -72,9 +79,9 @@ impl Holds {
         self.holds.len() - self.topics >= HOLDS_MAX
     }
 
-    /// Whether there is no room for another topic: then the bucket has to wait.
-    pub fn full_of_topics(&self) -> bool {
-        self.topics >= HOLDS_MAX
+    /// Whether so many topics more may be held. Otherwise the bucket has to wait.
+    pub fn room_for_topics(&self, more: usize) -> bool {
+        self.topics + more <= HOLDS_MAX
     }
 
     /// Begins a hold at this row. One on the same unit, or at the same row, ends.
@@ -104,7 +111,7 @@ impl Holds {
 
     /// Whether the row has to wait. Rows in front of a refused one do not, unless that is on its way: they would be behind it.
     pub fn cover(&mut self, row: &Message<'_>) -> bool {
-        if self.holds.is_empty() {
+        if self.holds.is_empty() || !self.has_any_of(row.topic) {
             return false;
         }
         let own = self.of(&Unit::of(row));

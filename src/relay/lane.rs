@@ -11,6 +11,7 @@ use crate::broken::{Rule, broken};
 use crate::clock::Time;
 use crate::lease::Lease;
 use crate::message::Batch;
+use crate::order::Unit;
 
 use super::holds::{Hold, Holds};
 use super::ports::{Failure, FlightId};
@@ -236,6 +237,25 @@ impl Lane {
         }
     }
 
+    /// Of the batch in flight only `answered`, which begins at `first`, ends; the rest goes on, and its topics, which begin at
+    /// these rows, are held until it has landed.
+    pub fn set_aside(&mut self, topics: Vec<(i64, Unit<'static>)>, answered: FlightId, first: i64, now: Time) {
+        let Some((rest, _)) = self.flight.replace((answered, first)) else { return };
+        for (first, topic) in topics {
+            if !broken(Rule::AsideIsHeld) {
+                self.holds.begin(first, Hold { retry_at: None, flight: Some(rest), ..Hold::new(topic, now) });
+            }
+        }
+    }
+
+    /// What was set aside has landed, and what was not removed of it begins at `resume`, if anything: its topics go on.
+    pub fn landed_aside(&mut self, flight: FlightId, resume: Option<i64>) {
+        self.landed(flight, resume);
+        let firsts: Vec<i64> =
+            self.holds.iter().filter(|(_, hold)| hold.flight == Some(flight)).map(|(first, _)| first).collect();
+        firsts.into_iter().for_each(|first| self.release(first));
+    }
+
     /// The hold at this row is over: what waited behind it is read again.
     pub fn release(&mut self, first: i64) {
         if let Some(hold) = self.holds.end(first) {
@@ -248,7 +268,6 @@ impl Lane {
 mod tests {
     use super::*;
     use crate::message::Message;
-    use crate::order::Unit;
 
     const NOW: Time = Time::since_zero(Duration::from_secs(100));
     const LATER: Time = Time::since_zero(Duration::from_secs(101));

@@ -4,16 +4,18 @@
 //! only place where it waits. The guarantees G1 to G5 of the README rest on the rules kept here:
 //!
 //! - a row is removed only after the broker acknowledged it, front to back ([`crate::prefix`]);
-//! - a bucket has one batch on its way, many buckets have one at once;
+//! - a bucket has one batch on its way, many buckets have one at once, and a topic that is late with its answers goes apart
+//!   (aside.rs);
 //! - leases are checked before a bucket is read, after the fetch and before the acknowledgement, by an age that counts from
 //!   before the call that took them;
 //! - a lost lease keeps its rows, and nothing else of the bucket is started until all reports are in;
 //! - a failed lease write suspends publishing, every other failure keeps the leases;
 //! - a refused row is tried alone with a growing wait; the later rows of its key wait behind it, everything else goes on.
 //!
-//! What a turn does is in files of its own: leases.rs, reports.rs, silence.rs, rows.rs; and how it all ends in stop.rs. How to
+//! What a turn does is in files of its own: leases.rs, reports.rs, aside.rs, silence.rs, rows.rs; how it all ends, in stop.rs. How to
 //! run it over a storage of one's own, with a complete example: [`crate::custom_stores`].
 
+mod aside;
 mod flight;
 mod holds;
 mod lane;
@@ -209,6 +211,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.collect();
         self.expire_leases();
         self.keep_budget()?;
+        self.set_aside_slow_topics();
         self.look_for_silent_topics();
         if self.wait_until.is_some_and(|until| self.clock.now() < until) {
             return Ok(false);
@@ -252,7 +255,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         {
             until = until.min(at);
         }
-        if let Some(at) = self.silence_due() {
+        if let Some(at) = self.silence_due().into_iter().chain(self.aside_due()).min() {
             until = until.min(at);
         }
         if self.batches_in_flight() {

@@ -223,7 +223,8 @@ pub type FlightId = u32;
 
 /// Where messages go. Nothing here blocks.
 pub trait Publisher {
-    /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more. All rows of a batch go
+    /// Hands over the rows of the batch from index `from` on, in order, until the client takes no more or refuses one. Behind
+    /// that one it may be called again at once, with a batch that lacks the rows that have to wait for it. All rows of a batch go
     /// the same way: if earlier ones were given to a client that has been replaced since, the next is refused as
     /// [`PublishError::GivenUp`], or it would overtake them.
     fn submit(&mut self, flight: FlightId, batch: &Batch, from: usize) -> Submitted;

@@ -145,7 +145,12 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             } else {
                 let kept = removal.map_or(Some(0), |removal| removal.first_kept(&flight.batch));
                 let kept = kept.filter(|_| !broken(Rule::PositionStepsBack));
-                lane.landed(id, kept.map(|index| flight.batch.id(index)));
+                let resume = kept.map(|index| flight.batch.id(index));
+                if flight.is_aside() {
+                    lane.landed_aside(id, resume);
+                } else {
+                    lane.landed(id, resume);
+                }
                 for (index, error) in flight.refusals() {
                     let row = flight.batch.message(index);
                     let refusal =
@@ -229,7 +234,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             hold.attempts = hold.attempts.saturating_add(u32::from(counts || topic_fails));
         }
         let rule = self.rules.of(hold.topic());
-        hold.blocks = rule.policy == Policy::Block || lane.holds.full_of_topics();
+        hold.blocks = rule.policy == Policy::Block || !lane.holds.room_for_topics(1);
         let tries = if topic_fails { hold.attempts.min(TOPIC_TRIES) } else { hold.attempts.max(1) };
         let failing_for = now.since(hold.since);
         let wait = match policy::next(rule, self.settings.patience, hold.attempts, failing_for) {

@@ -285,18 +285,20 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Hands over as many rows of a flight as the client takes, and says whether anything came of it.
     fn hand_over(&mut self, id: FlightId) -> bool {
         let flight = self.flights.get_mut(&id).expect("only flights that exist are submitted");
-        let Some(from) = flight.next() else { return false };
-        let submitted = if flight.retries.is_some() {
-            self.publisher.submit_apart(id, &flight.batch)
-        } else {
-            self.publisher.submit(id, &flight.batch, from)
-        };
-        debug!(bucket = flight.lease.bucket, rows = submitted.rows, "submitted");
-        flight.handed_over(submitted.rows);
-        let refused = submitted.refused.is_some();
-        if let Some(error) = submitted.refused {
-            flight.refused(error);
+        let mut any = false;
+        while let Some(from) = flight.next() {
+            let submitted = if flight.retries.is_some() {
+                self.publisher.submit_apart(id, &flight.batch)
+            } else {
+                self.publisher.submit(id, &flight.batch, from)
+            };
+            debug!(bucket = flight.lease.bucket, rows = submitted.rows, "submitted");
+            flight.handed_over(submitted.rows);
+            any |= submitted.rows > 0 || submitted.refused.is_some();
+            let Some(error) = submitted.refused else { break };
+            let left = flight.refused(error);
+            self.window.remove(left, 0);
         }
-        submitted.rows > 0 || refused
+        any
     }
 }

@@ -192,7 +192,7 @@ impl Broker {
     /// What the broker says to a row that arrives.
     fn verdict(&self, row: &Row, now: Time) -> Result<(), PublishError> {
         match self.trouble(row.label.topic, now) {
-            Some(Trouble::Refuses) => return Err(PublishError::Topic("there is no such topic".to_owned())),
+            Some(Trouble::Refuses) => return Err(no_such_topic()),
             Some(Trouble::Misconfigured) => return Err(PublishError::Misconfigured("not allowed to write".to_owned())),
             Some(Trouble::Silent) | None => {}
         }
@@ -213,6 +213,10 @@ pub(crate) const LETTERS: &str = "letters";
 
 fn refused() -> PublishError {
     PublishError::Invalid("it is too large".to_owned())
+}
+
+fn no_such_topic() -> PublishError {
+    PublishError::Topic("there is no such topic".to_owned())
 }
 
 impl World {
@@ -508,9 +512,15 @@ impl Publisher for Seat<'_> {
                 });
                 break;
             }
-            world.truth_submits(relay, serial, flight, index);
             let topic =
                 if message.topic == LETTERS { LETTERS } else { world.database.label_of((bucket, message.id)).topic };
+            // A client that was told that a topic is unknown says so itself for a while.
+            if world.broker.trouble(topic, world.now) == Some(Trouble::Refuses) && message.id % 2 == 0 {
+                submitted.refused = Some(no_such_topic());
+                world.truth_refuses(relay, serial, flight, index);
+                break;
+            }
+            world.truth_submits(relay, serial, flight, index);
             let label = Label { topic, ..world.database.label_of((bucket, message.id)) };
             let row = Row { flight, index, bucket, id: message.id, label, serial, bytes: message.bytes(), send_at };
             if !world.actors[relay].client.take(row) {

@@ -89,6 +89,65 @@ fn a_message_whose_parking_could_not_be_noted_is_tried_again_and_noted_then() {
     assert_eq!(world.database.failures[&(0, 1)].failure.wait, None, "an operator sees that it is parked");
 }
 
+/// Rows 1 and 3 are of a topic with trouble until 4, rows 2 and 4 of another.
+fn a_topic_in_trouble(trouble: Trouble) -> Simulation {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("late", 1), label("events", 1), label("late", 2), label("events", 2)]);
+    simulation.world.trouble("late", trouble, at(4));
+    commit(&mut simulation, at(1), 0, 1..=4);
+    simulation
+}
+
+#[test]
+fn a_topic_that_is_late_with_its_answers_is_set_aside_and_followed_in_order() {
+    let mut simulation = a_topic_in_trouble(Trouble::Silent);
+    for (id, topic) in [(5, "events"), (6, "late"), (7, "late")] {
+        simulation.world.database.label(0, id, label(topic, 1));
+    }
+    commit(&mut simulation, at(2), 0, 5..=7);
+    simulation.at(at(3), |world| assert_eq!(world.database.rows(0), [1, 3, 6, 7], "the others are removed"));
+    let world = simulation.run(at(20));
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+    assert_eq!(world.broker.published(0), [2, 4, 5, 1, 3, 6, 7], "in order, and nothing twice");
+    assert!(world.broker.published_at(0, 5).expect("it is published") < ms(2100));
+    assert!(world.broker.published_at(0, 7).expect("it is published") < ms(4200), "at once when the topic answers");
+}
+
+#[test]
+fn a_late_commit_to_a_topic_that_was_set_aside_waits_for_it() {
+    let mut simulation = alone();
+    let labels = [label("late", 1), label("late", 1), label("events", 1)];
+    labelled(&mut simulation, 0, &labels);
+    simulation.world.trouble("late", Trouble::Silent, at(4));
+    commit(&mut simulation, at(1), 0, 2..=3);
+    commit(&mut simulation, at(2), 0, [1]);
+    let world = simulation.run(at(20));
+    assert_eq!(world.broker.published(0), [3, 2, 1]);
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn a_topic_whose_policy_is_to_block_is_not_set_aside() {
+    let mut simulation = a_topic_in_trouble(Trouble::Silent);
+    simulation.world.database.rules.insert("late".to_owned(), rule(Policy::Block));
+    simulation.world.database.label(0, 5, label("events", 1));
+    commit(&mut simulation, at(2), 0, [5]);
+    let world = simulation.run(at(20));
+    assert!(world.broker.published_at(0, 5).expect("it is published") >= at(4));
+}
+
+#[test]
+fn what_was_set_aside_is_called_back_from_a_bucket_that_leaves() {
+    let mut simulation = a_topic_in_trouble(Trouble::Silent);
+    simulation.world.trouble("late", Trouble::Silent, at(60));
+    simulation.relay("b", at(10));
+    simulation.relay("c", at(10));
+    let world = simulation.run(at(90));
+    assert!(world.database.is_empty());
+    let of_a: Vec<i64> = world.broker.published(0).into_iter().filter(|id| id % 2 == 1).collect();
+    assert_eq!(of_a, [1, 3], "once");
+}
+
 #[test]
 fn an_outage_counts_for_nothing() {
     let mut simulation = alone();

@@ -20,11 +20,10 @@ use crate::raw;
 /// The database.
 pub const DATABASE: &str = "bench";
 
-/// What the cluster is set to; everything else is at its default.
+/// What the cluster is set to, beside [`shared_buffers`]; everything else is at its default.
 pub const SETTINGS: &[(&str, &str)] = &[
     ("shared_preload_libraries", "outbox_relay"),
     ("outbox_relay.enabled", "off"),
-    ("shared_buffers", "1GB"),
     ("max_wal_size", "8GB"),
     ("checkpoint_timeout", "30min"),
 ];
@@ -58,6 +57,7 @@ pub fn start(terminal: &Terminal) -> Result<Servers> {
 fn with_postgres(broker: Arc<Broker>, directory: &Path, name: &str, settings: &[(&str, &str)]) -> Result<Servers> {
     let mut cluster = Cluster::create(&directory.join(name), Lifetime::WithUs)?;
     cluster.configure(SETTINGS)?;
+    cluster.configure(&[("shared_buffers", &shared_buffers()?)])?;
     cluster.configure(&[("outbox_relay.bootstrap_servers", &broker.bootstrap())])?;
     cluster.configure(settings)?;
     cluster.start()?;
@@ -132,17 +132,15 @@ impl Servers {
             .context("could not ask for versions and settings")?;
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         let processor = first_value("/proc/cpuinfo", "model name")?;
-        let memory: u64 = first_value("/proc/meminfo", "MemTotal")?
-            .trim_end_matches(" kB")
-            .parse()
-            .context("MemTotal of /proc/meminfo is no number")?;
+        let memory = memory_kb()?;
+        let settings = listed(SETTINGS.iter().filter(|(name, _)| !name.contains('.')));
         let described = [
             (
                 "machine",
                 format!("{cores} cores, {processor}, {} GB; all servers and the benchmark share it", memory >> 20),
             ),
             ("postgres", row.get(0)),
-            ("postgres settings", listed(SETTINGS.iter().filter(|(name, _)| !name.contains('.')))),
+            ("postgres settings", format!("{settings} shared_buffers={}", shared_buffers()?)),
             ("outbox_relay", row.get(1)),
             ("outbox_relay settings", row.get(2)),
             ("kafka", self.broker.version()?),
@@ -156,6 +154,16 @@ impl Servers {
 fn listed<'a>(settings: impl IntoIterator<Item = &'a (&'a str, &'a str)>) -> String {
     let texts: Vec<String> = settings.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
     texts.join(" ")
+}
+
+/// A quarter of the machine's memory, with which PostgreSQL's documentation begins.
+fn shared_buffers() -> Result<String> {
+    Ok(format!("{}MB", memory_kb()? / 4 / 1024))
+}
+
+fn memory_kb() -> Result<u64> {
+    let memory = first_value("/proc/meminfo", "MemTotal")?;
+    memory.trim_end_matches(" kB").parse().context("MemTotal of /proc/meminfo is no number")
 }
 
 /// The value of the first line of this name in a file of the kernel's.
