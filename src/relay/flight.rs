@@ -207,7 +207,7 @@ impl Flight {
         self.looked_through = true;
         let mut firsts: BTreeMap<&str, usize> = BTreeMap::new();
         let mut answered: BTreeSet<&str> = BTreeSet::new();
-        if self.prefix.reported() * 2 < self.submitted {
+        if !self.is_aside() && self.prefix.reported() * 2 < self.submitted {
             return None;
         }
         for index in 0..self.submitted {
@@ -223,7 +223,7 @@ impl Flight {
         apart.then(|| firsts.into_iter().map(first).collect())
     }
 
-    /// Keeps the rows without an answer. The others become a flight of their own, which is complete.
+    /// Keeps the rows without an answer, set aside. The others become a flight of their own, which is complete.
     pub fn split(&mut self) -> Self {
         let silent = |index: &usize| *index < self.submitted && !self.prefix.is_reported(*index);
         let (silent, others): (Vec<usize>, Vec<usize>) = (0..self.batch.len()).partition(silent);
@@ -239,7 +239,12 @@ impl Flight {
         self.batch = self.batch.select(&silent);
         self.prefix = Prefix::new(silent.len());
         self.submitted = silent.len();
-        self.places = Some(silent);
+        if let Some(places) = &self.places {
+            answered.places = Some(others.iter().map(|index| places[*index]).collect());
+            self.places = Some(silent.iter().map(|index| places[*index]).collect());
+        } else {
+            self.places = Some(silent);
+        }
         answered
     }
 

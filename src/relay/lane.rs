@@ -140,7 +140,14 @@ impl Lane {
     /// landed, whatever an operator did to it meanwhile.
     pub fn take_over(&mut self, noted: Vec<Failure>, now: Time, blocks: impl Fn(&str) -> bool) {
         let mut before = mem::take(&mut self.holds);
+        // What is on its way lasts until that has landed, whatever an old note says of its first row.
+        let under_way = |before: &Holds, failure: &Failure| {
+            before.get(failure.id).is_some_and(|hold| hold.flight.is_some() && hold.unit != failure.unit)
+        };
         for failure in noted {
+            if under_way(&before, &failure) {
+                continue;
+            }
             let retry_at = failure.wait.map(|wait| now + wait);
             let known = before.end(failure.id).filter(|hold| hold.unit == failure.unit);
             let hold = Hold {
@@ -245,6 +252,15 @@ impl Lane {
             if !broken(Rule::AsideIsHeld) {
                 self.holds.begin(first, Hold { retry_at: None, flight: Some(rest), ..Hold::new(topic, now) });
             }
+        }
+    }
+
+    /// Of what was set aside only these topics go on; the others are `answered`.
+    pub fn part_aside(&mut self, aside: FlightId, topics: &[(i64, Unit<'static>)], answered: FlightId) {
+        let over = |hold: &Hold| hold.flight == Some(aside) && topics.iter().all(|(_, unit)| *unit != hold.unit);
+        let over: Vec<i64> = self.holds.iter().filter(|(_, hold)| over(hold)).map(|(first, _)| first).collect();
+        for first in over {
+            self.holds.get_mut(first).expect("it was just there").flight = Some(answered);
         }
     }
 
@@ -416,6 +432,23 @@ mod tests {
         assert_eq!(admitted(&mut lane, &[(3, b"k"), (5, b"k")]), (vec![], false));
         lane.release(5);
         assert_eq!(lane.position(), 2);
+    }
+
+    #[test]
+    fn what_is_on_its_way_outlasts_an_old_note_of_its_first_row() {
+        let mut lane = read_to_40();
+        lane.flight = Some((7, 5));
+        lane.set_aside(vec![(5, Unit::topic("t"))], 8, 6, NOW);
+        let (unit, error, wait) = (Unit::of(&row(5, b"k")).into_owned(), String::new(), Some(Duration::ZERO));
+        let note = Failure { bucket: 1, id: 5, unit, attempts: 1, error, failing_for: Duration::ZERO, wait };
+        lane.landed(8, None);
+        lane.take_over(vec![note], NOW, |_| false);
+        assert!(!lane.has_landed());
+        lane.rescan();
+        assert_eq!(admitted(&mut lane, &[(4, b"a"), (5, b"k"), (9, b"a")]), (vec![], false));
+        lane.landed_aside(7, None);
+        assert!(lane.has_landed());
+        assert_eq!(lane.position(), 3, "what was passed over is read again");
     }
 
     #[test]

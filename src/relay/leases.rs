@@ -267,7 +267,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn hand_back(&mut self) -> Result<(), StoreError> {
         let waiting: Vec<FlightId> =
             self.lanes.values().filter(|lane| lane.leaving && lane.flight.is_none()).flat_map(Lane::retrying).collect();
-        self.call_back_retries(&waiting);
+        self.call_back_alone(&waiting);
         let is_quiet = |lane: &Lane| lane.has_landed() || broken(Rule::HandBackWhenQuiet);
         let quiet: Vec<Lease> =
             self.lanes.values().filter(|lane| lane.leaving && is_quiet(lane)).map(|lane| lane.lease).collect();

@@ -6,7 +6,7 @@ use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::dead_letter::{self, Reason};
 use crate::message::Batch;
-use crate::policy::{self, Next};
+use crate::policy::{self, Next, Policy};
 
 use super::Relay;
 use super::flight::Flight;
@@ -296,8 +296,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             flight.handed_over(submitted.rows);
             any |= submitted.rows > 0 || submitted.refused.is_some();
             let Some(error) = submitted.refused else { break };
+            let row = flight.batch.message(from + submitted.rows);
+            let blocks = self.rules.of(row.topic).policy == Policy::Block;
             let left = flight.refused(error);
             self.window.remove(left, 0);
+            if blocks {
+                flight.close();
+            }
         }
         any
     }

@@ -96,14 +96,21 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.flights.values().filter(|flight| is_concerned(flight)).filter_map(due).min()
     }
 
-    /// Refused rows that wait for their topic are called back where their bucket is to be handed back. Says whether any is.
-    pub(super) fn call_back_retries(&mut self, ids: &[FlightId]) {
+    /// What waits for its topic alone is called back where its bucket is to be handed back: refused rows at once, what was set
+    /// aside when nothing has been heard of it for a while.
+    pub(super) fn call_back_alone(&mut self, ids: &[FlightId]) {
+        let now = self.clock.now();
         let mut any = false;
         for id in ids {
-            if let Some(flight) = self.flights.get_mut(id).filter(|flight| flight.suspicion != Suspicion::CalledBack) {
-                flight.suspicion = Suspicion::CalledBack;
-                any = true;
+            let Some(flight) = self.flights.get_mut(id) else { continue };
+            let called_back = matches!(flight.suspicion, Suspicion::CalledBack | Suspicion::Abandoned);
+            if called_back || (flight.is_aside() && now.since(flight.heard) < ASK_AFTER) {
+                continue;
             }
+            flight.suspicion = Suspicion::CalledBack;
+            // What was sent of it has its time from now on.
+            flight.heard = now;
+            any = true;
         }
         if any {
             self.give_up_queued();

@@ -137,6 +137,47 @@ fn a_topic_whose_policy_is_to_block_is_not_set_aside() {
 }
 
 #[test]
+fn what_was_set_aside_goes_on_topic_by_topic() {
+    let mut simulation = alone();
+    let labels = [label("dead", 1), label("late", 1), label("events", 1), label("events", 2), label("late", 1)];
+    labelled(&mut simulation, 0, &labels);
+    simulation.world.trouble("dead", Trouble::Silent, at(9));
+    simulation.world.trouble("late", Trouble::Silent, at(2));
+    commit(&mut simulation, at(1), 0, 1..=4);
+    commit(&mut simulation, at(3), 0, [5]);
+    let world = simulation.run(at(20));
+    assert_eq!(world.broker.published(0), [3, 4, 2, 5, 1]);
+    assert!(world.broker.published_at(0, 5).expect("it is published") < ms(3100), "it does not wait for the dead one");
+    assert!(world.database.is_empty());
+}
+
+#[test]
+fn a_bucket_that_leaves_waits_for_a_topic_that_is_merely_late() {
+    let mut simulation = alone();
+    for bucket in ALL {
+        labelled(&mut simulation, bucket, &[label("late", 1), label("events", 1)]);
+        commit(&mut simulation, at(1), bucket, 1..=2);
+    }
+    simulation.world.trouble("late", Trouble::Silent, at(2));
+    simulation.relay("b", ms(1500));
+    let world = simulation.run(at(30));
+    assert!(world.database.is_empty());
+    assert!(times_of(&world, Verb::Purge).iter().all(|time| *time >= at(30)), "nothing is called back before the end");
+    assert!(!times_of(&world, Verb::HandBack).is_empty());
+}
+
+#[test]
+fn a_row_refused_at_once_blocks_its_bucket_where_that_is_its_topics_policy() {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("events", 1), label("free", 1)]);
+    simulation.world.database.rules.insert("events".to_owned(), rule(Policy::Block));
+    simulation.world.broker.refuse(0, 1, Refuser::Client, at(10));
+    commit(&mut simulation, at(1), 0, 1..=2);
+    let world = simulation.run(at(60));
+    assert_eq!(world.broker.published(0), [1, 2]);
+}
+
+#[test]
 fn what_was_set_aside_is_called_back_from_a_bucket_that_leaves() {
     let mut simulation = a_topic_in_trouble(Trouble::Silent);
     simulation.world.trouble("late", Trouble::Silent, at(60));
