@@ -101,20 +101,16 @@ impl Flight {
         self.submitted += 1;
         self.refused_at_once += 1;
         let (row, id) = (self.batch.message(index), self.batch.id(index));
-        let unit = match &error {
-            PublishError::Topic(_) => Unit::topic(row.topic).into_owned(),
-            PublishError::Invalid(_) => Unit::of(&row).into_owned(),
-            PublishError::GivenUp | PublishError::Transient(_) | PublishError::Misconfigured(_) => {
-                self.closed = true;
-                self.note(index, error);
-                return 0;
-            }
+        let waits = match &error {
+            PublishError::Topic(_) => Some(Unit::topic(row.topic).into_owned()),
+            PublishError::Invalid(_) => Some(Unit::of(&row).into_owned()),
+            PublishError::GivenUp | PublishError::Transient(_) | PublishError::Misconfigured(_) => None,
         };
         self.note(index, error);
-        if self.refused_at_once >= REFUSED_AT_ONCE_MAX {
+        let Some(unit) = waits.filter(|_| self.refused_at_once < REFUSED_AT_ONCE_MAX) else {
             self.closed = true;
             return 0;
-        }
+        };
         let left = self.batch.retain(|row| row.id <= id || !unit.has(row) || broken(Rule::FollowersLeave));
         self.prefix.truncate(self.batch.len());
         left
@@ -197,9 +193,13 @@ impl Flight {
 
     /// When to look whether topics are to be set aside, if ever: nothing has been heard for so long behind an answer.
     pub fn splits_at(&self, silence: Duration) -> Option<Time> {
-        let called_back = matches!(self.suspicion, Suspicion::CalledBack | Suspicion::Abandoned);
         let begun = self.next().is_none() && self.prefix.reported() > 0 && !self.complete();
-        (begun && !called_back && !self.looked_through).then(|| self.heard + silence)
+        (begun && !self.is_called_back() && !self.looked_through).then(|| self.heard + silence)
+    }
+
+    /// Whether what the client had of it was called back, or given up altogether.
+    pub fn is_called_back(&self) -> bool {
+        matches!(self.suspicion, Suspicion::CalledBack | Suspicion::Abandoned)
     }
 
     /// The topics of which no row is answered, and their first rows, if every row of all others is, and those are not fewer.

@@ -111,7 +111,7 @@ impl Holds {
 
     /// Whether the row has to wait. Rows in front of a refused one do not, unless that is on its way: they would be behind it.
     pub fn cover(&mut self, row: &Message<'_>) -> bool {
-        if self.holds.is_empty() || !self.has_any_of(row.topic) {
+        if !self.has_any_of(row.topic) {
             return false;
         }
         let own = self.of(&Unit::of(row));

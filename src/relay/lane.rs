@@ -140,12 +140,9 @@ impl Lane {
     /// landed, whatever an operator did to it meanwhile.
     pub fn take_over(&mut self, noted: Vec<Failure>, now: Time, blocks: impl Fn(&str) -> bool) {
         let mut before = mem::take(&mut self.holds);
-        // What is on its way lasts until that has landed, whatever an old note says of its first row.
-        let under_way = |before: &Holds, failure: &Failure| {
-            before.get(failure.id).is_some_and(|hold| hold.flight.is_some() && hold.unit != failure.unit)
-        };
         for failure in noted {
-            if under_way(&before, &failure) {
+            // What is on its way lasts until that has landed, whatever an old note says of its first row.
+            if before.get(failure.id).is_some_and(|hold| hold.flight.is_some() && hold.unit != failure.unit) {
                 continue;
             }
             let retry_at = failure.wait.map(|wait| now + wait);

@@ -12,8 +12,8 @@
 //! - a failed lease write suspends publishing, every other failure keeps the leases;
 //! - a refused row is tried alone with a growing wait; the later rows of its key wait behind it, everything else goes on.
 //!
-//! What a turn does is in files of its own: leases.rs, reports.rs, aside.rs, silence.rs, rows.rs; how it all ends, in stop.rs. How to
-//! run it over a storage of one's own, with a complete example: [`crate::custom_stores`].
+//! What a turn does is in files of its own: leases.rs, reports.rs, aside.rs, silence.rs, rows.rs; how it all ends, in stop.rs.
+//! How to run it over a storage of one's own, with a complete example: [`crate::custom_stores`].
 
 mod aside;
 mod flight;

@@ -103,8 +103,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut any = false;
         for id in ids {
             let Some(flight) = self.flights.get_mut(id) else { continue };
-            let called_back = matches!(flight.suspicion, Suspicion::CalledBack | Suspicion::Abandoned);
-            if called_back || (flight.is_aside() && now.since(flight.heard) < ASK_AFTER) {
+            if flight.is_called_back() || (flight.is_aside() && now.since(flight.heard) < ASK_AFTER) {
                 continue;
             }
             flight.suspicion = Suspicion::CalledBack;
