@@ -54,6 +54,8 @@ pub enum Rule {
     HeldRowsWait,
     /// A topic that was set aside is passed over until it is answered.
     AsideIsHeld,
+    /// The note of a refused row that waits behind an earlier one of its unit ends.
+    OneNoteAUnit,
     /// What was not removed is read again.
     PositionStepsBack,
     /// A bell with a lower id steps the position back.

@@ -17,8 +17,8 @@ use crate::message::{Batch, Message};
 use crate::order::Unit;
 use crate::policy::{Policy, TopicRule};
 use crate::relay::ports::{
-    Acknowledged, Acquired, Clock as _, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
-    TopicRules,
+    Acknowledged, Acquired, Clock as _, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store,
+    StoreError, TopicRules,
 };
 use crate::repeats::{self, Repeats};
 
@@ -73,7 +73,7 @@ statements! {
     fetch_batch(INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
     acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
     holds_lease(INT4OID, TEXTOID, INT8OID),
-    note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID, TEXTOID, INT8OID),
+    note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID, TEXTOID, INT8OID, INT8OID),
     end_failures(INT4OID, INT8ARRAYOID),
     failures(INT4ARRAYOID),
     topic_rules(),
@@ -418,12 +418,12 @@ impl Renewal for PgStore {
 }
 
 impl FailureNotes for PgStore {
-    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
-        if let Some((_, latest)) = failures.last() {
-            self.slot.note_error(&latest.error, now());
+    fn note_failures(&mut self, notes: &[FailureNote]) -> Result<(), StoreError> {
+        if let Some(latest) = notes.last() {
+            self.slot.note_error(&latest.failure.error, now());
         }
         self.must(c"noting failures", |session| {
-            for (lease, failure) in failures {
+            for FailureNote { lease, failure, in_place_of } in notes {
                 let args = [
                     arg(failure.bucket as i32),
                     arg(failure.id),
@@ -433,6 +433,7 @@ impl FailureNotes for PgStore {
                     arg(failure.wait.map(|wait| wait.as_secs_f64())),
                     self.me(),
                     arg(lease.token),
+                    arg(*in_place_of),
                 ];
                 self.statements.note_failure.run(session, &args);
             }

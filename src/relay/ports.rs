@@ -116,7 +116,7 @@ pub trait FailureNotes {
     ///
     /// # Errors
     /// As [`StoreError`] says.
-    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError>;
+    fn note_failures(&mut self, notes: &[FailureNote]) -> Result<(), StoreError>;
 
     /// What is noted of these buckets, of messages that still exist, by bucket and id.
     ///
@@ -199,6 +199,18 @@ pub struct Failure {
     pub failing_for: Duration,
     /// How long to wait for the next attempt, from now; none means that it waits for an operator.
     pub wait: Option<Duration>,
+}
+
+/// What is to be noted of a refused message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailureNote {
+    /// The lease under which it was tried.
+    pub lease: Lease,
+    /// The message, and why it was refused.
+    pub failure: Failure,
+    /// A later message of its bucket of which the note ends with this one: it had been refused before, for the same unit, and
+    /// now waits as others do.
+    pub in_place_of: Option<i64>,
 }
 
 /// A failed store call, by what to do about it.

@@ -9,7 +9,6 @@ use tracing::{info, warn};
 use crate::broken::{Rule, broken};
 use crate::bucket::Bucket;
 use crate::clock::Time;
-use crate::lease::Lease;
 use crate::message::Batch;
 use crate::order::{Part, Unit};
 use crate::policy::{self, Next, Policy};
@@ -17,7 +16,9 @@ use crate::policy::{self, Next, Policy};
 use super::Relay;
 use super::flight::Flight;
 use super::holds::Hold;
-use super::ports::{Acknowledged, Bell, Clock, Failure, FlightId, PublishError, Publisher, Store, StoreError};
+use super::ports::{
+    Acknowledged, Bell, Clock, Failure, FailureNote, FlightId, PublishError, Publisher, Store, StoreError,
+};
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     /// Takes in the outcomes that have arrived.
@@ -101,7 +102,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         {
             notes.note_failures(&failed).inspect_err(|_| {
                 // What is noted counts, for that is what an operator sees: it is read again, and tried again by that.
-                self.unread.extend(failed.iter().map(|(lease, _)| lease.bucket));
+                self.unread.extend(failed.iter().map(|note| note.lease.bucket));
             })?;
         }
         match self.misconfigured.take() {
@@ -131,7 +132,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// Ends a flight, and adds what is to be noted of refused rows.
-    fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<(Lease, Failure)>) {
+    fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<FailureNote>) {
         let mut flight = self.flights.remove(&id).expect("only flights that exist are ended");
         self.window.remove(flight.batch.len(), flight.batch.bytes());
         let bucket = flight.lease.bucket;
@@ -163,7 +164,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// The attempt with a refused row has ended.
-    fn land_retry(&mut self, bucket: Bucket, first: i64, flight: &mut Flight) -> Option<(Lease, Failure)> {
+    fn land_retry(&mut self, bucket: Bucket, first: i64, flight: &mut Flight) -> Option<FailureNote> {
         let lane = self.lanes.get_mut(&bucket).expect("the caller has just had it");
         let hold = lane.holds.get_mut(first)?;
         hold.flight = None;
@@ -199,7 +200,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 
     /// A row was refused: its unit, or its topic, waits until it gets through.
-    fn refused(&mut self, refusal: Refusal) -> Option<(Lease, Failure)> {
+    fn refused(&mut self, refusal: Refusal) -> Option<FailureNote> {
         let Refusal { bucket, id, mut unit, letter_to, error } = refusal;
         let passing = matches!(error, PublishError::Transient(_));
         let (mut error, counts) = match error {
@@ -259,12 +260,14 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if freed {
             lane.release(id);
         }
+        let in_place_of = lane.holds.of(&unit).filter(|later| *later != id && !broken(Rule::OneNoteAUnit));
         lane.holds.begin(id, hold);
         let lease = lane.lease;
         if freed {
             self.topic_goes_on(&unit.topic);
         }
-        Some((lease, Failure { bucket, id, unit, attempts, error, failing_for, wait }))
+        let failure = Failure { bucket, id, unit, attempts, error, failing_for, wait };
+        Some(FailureNote { lease, failure, in_place_of })
     }
 
     /// Whether something may be said of a topic now, and a sentence on what was not said before.

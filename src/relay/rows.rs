@@ -194,8 +194,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 self.hand_over(id);
                 return Ok(true);
             }
-            // Somebody has removed it, or sent it elsewhere.
-            _ => lane.release(first),
+            // Somebody has removed it, or sent it elsewhere, and what is noted of it means nothing or something else.
+            _ => {
+                lane.release(first);
+                self.unread.insert(bucket);
+            }
         }
         self.recycle(batch);
         Ok(true)

@@ -16,7 +16,7 @@ use crate::conformance::store::{LateCommits, StoreFixture, run_all};
 use crate::lease::Lease;
 use crate::message::{Batch, Message};
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
 };
 
 #[test]
@@ -193,8 +193,8 @@ impl Ownership for Actor {
 }
 
 impl FailureNotes for Actor {
-    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
-        self.sit(|seat| seat.note_failures(failures))
+    fn note_failures(&mut self, notes: &[FailureNote]) -> Result<(), StoreError> {
+        self.sit(|seat| seat.note_failures(notes))
     }
 
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {

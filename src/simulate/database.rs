@@ -12,7 +12,8 @@ use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
 use crate::policy::TopicRule;
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError, TopicRules,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    TopicRules,
 };
 
 use super::Seat;
@@ -337,6 +338,11 @@ impl Database {
         let lease = &self.leases[bucket as usize];
         let names = lease.relay_id.as_deref() == Some(relay) && (lease.expires_at > now || lease.real_until > real);
         names || lease.disputed.iter().any(|(owner, until)| owner == relay && *until > real)
+    }
+
+    /// Whether the message is there.
+    pub(super) fn has(&self, place: (Bucket, i64)) -> bool {
+        self.messages.contains_key(&place)
     }
 
     /// An operator takes the message away, and what is noted of it.
@@ -789,12 +795,15 @@ impl Renewal for Seat<'_> {
 }
 
 impl FailureNotes for Seat<'_> {
-    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
+    fn note_failures(&mut self, notes: &[FailureNote]) -> Result<(), StoreError> {
         self.call(Verb::NoteFailures, |world, relay| {
             let now = world.database_now();
-            let held: Vec<_> = failures.iter().filter(|(lease, _)| world.database.holds(relay, *lease)).collect();
-            let rows = held.into_iter().map(|(_, failure)| {
+            let held: Vec<_> = notes.iter().filter(|note| world.database.holds(relay, note.lease)).collect();
+            let rows = held.into_iter().map(|FailureNote { failure, in_place_of, .. }| {
                 let row = (failure.bucket, failure.id);
+                if let Some(later) = in_place_of {
+                    world.database.failures.remove(&(failure.bucket, *later));
+                }
                 let before = world.database.failures.get(&row).map(|before| before.first_failed_at);
                 let noted = Noted {
                     failure: failure.clone(),
@@ -811,10 +820,12 @@ impl FailureNotes for Seat<'_> {
     fn failures(&mut self, buckets: &[Bucket]) -> Result<Vec<Failure>, StoreError> {
         self.call(Verb::Failures, |world, _| {
             let now = world.database_now();
-            let database = &world.database;
+            let database = &mut world.database;
+            let messages = &database.messages;
+            database.failures.retain(|place, _| !buckets.contains(&place.0) || messages.contains_key(place));
             let read = buckets.iter().flat_map(|bucket| {
                 let notes = database.failures.range((*bucket, 0)..=(*bucket, i64::MAX));
-                notes.filter(|(place, _)| database.messages.contains_key(place)).map(|(_, noted)| Failure {
+                notes.map(|(_, noted)| Failure {
                     wait: noted.next_try_at.map(|at| at.since(now)),
                     failing_for: now.since(noted.first_failed_at),
                     ..noted.failure.clone()

@@ -18,7 +18,7 @@ pub(crate) struct Missed {
 }
 
 /// The table of docs/simulation.md.
-pub(crate) const MISSED: [Missed; 46] = [
+pub(crate) const MISSED: [Missed; 47] = [
     missed(Rule::LeaseAfterFetch, Promise::PublishOnlyWithALease, 127),
     missed(Rule::LeaseBeforeTheRest, Promise::PublishOnlyWithALease, 1440),
     missed(Rule::LeaseBeforeRemoval, Promise::RemoveOnlyWithALease, 762),
@@ -27,7 +27,7 @@ pub(crate) const MISSED: [Missed; 46] = [
     missed(Rule::AgeFromBeforeRenewal, Promise::PublishOnlyWithALease, 19590),
     missed(Rule::RefusedRenewal, Promise::RemoveOnlyWithALease, 288),
     missed(Rule::LostLeaseKeepsRows, Promise::RemoveOnlyWithALease, 762),
-    missed(Rule::RegainedBucketWaits, Promise::OneBatchABucket, 3784),
+    missed(Rule::RegainedBucketWaits, Promise::OneBatchABucket, 825),
     missed(Rule::HandBackWhenQuiet, Promise::QuietBeforeRelease, 34),
     missed(Rule::BusyBucketsAreKept, Promise::QuietBeforeRelease, 34),
     missed(Rule::AcquireWhenQuiet, Promise::QuietBeforeRelease, 8),
@@ -42,6 +42,7 @@ pub(crate) const MISSED: [Missed; 46] = [
     missed(Rule::RetriesInOrder, Promise::OneBatchABucket, 9060),
     missed(Rule::RetriesAreNotCrossed, Promise::OneBatchABucket, 5358),
     missed(Rule::AsideIsHeld, Promise::DuplicatesHaveACause, 73),
+    missed(Rule::OneNoteAUnit, Promise::NotesEnd, 1129),
     missed(Rule::PositionStepsBack, Promise::OrderOfAKey, 1006),
     missed(Rule::LateCommits, Promise::OrderOfAKey, 0),
     missed(Rule::UnknownBells, Promise::OrderOfAKey, 0),
@@ -72,7 +73,7 @@ const fn missed(rule: Rule, promise: Promise, seed: u64) -> Missed {
 }
 
 /// Every rule.
-pub(crate) const RULES: [Rule; 46] = [
+pub(crate) const RULES: [Rule; 47] = [
     Rule::LeaseAfterFetch,
     Rule::LeaseBeforeTheRest,
     Rule::LeaseBeforeRemoval,
@@ -96,6 +97,7 @@ pub(crate) const RULES: [Rule; 46] = [
     Rule::RetriesInOrder,
     Rule::RetriesAreNotCrossed,
     Rule::AsideIsHeld,
+    Rule::OneNoteAUnit,
     Rule::PositionStepsBack,
     Rule::LateCommits,
     Rule::UnknownBells,

@@ -42,6 +42,7 @@ pub(crate) enum Promise {
     NoBucketStarves,
     OthersFlow,
     EverythingDrains,
+    NotesEnd,
     RelaysRest,
     NoPanic,
 }
@@ -66,6 +67,7 @@ impl fmt::Display for Promise {
             Promise::NoBucketStarves => "no bucket starves",
             Promise::OthersFlow => "a refused message holds up its own key only, a topic with trouble itself only",
             Promise::EverythingDrains => "everything drains once faults have ended",
+            Promise::NotesEnd => "no note of a refused message outlasts it",
             Promise::RelaysRest => "a relay rests when there is nothing to do",
             Promise::NoPanic => "no relay panics",
         })
@@ -639,7 +641,12 @@ impl World {
             }
             if let Some(message) = truth.messages.iter().find(|message| due(message) && !message.removed) {
                 let words = format!("message {} of bucket {} is never removed", message.id, message.bucket);
-                self.breach(Promise::EverythingDrains, words)
+                return self.breach(Promise::EverythingDrains, words);
+            }
+            let noted = self.database.failures.keys().find(|place| !self.database.has(**place));
+            if let Some((bucket, id)) = noted {
+                let words = format!("message {id} of bucket {bucket} is gone and still noted as refused");
+                self.breach(Promise::NotesEnd, words)
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::bucket::Bucket;
 use crate::conformance::{Outcome, Unmet, ensure};
 use crate::message::Batch;
 use crate::order::Unit;
-use crate::relay::ports::{Acknowledged, Failure};
+use crate::relay::ports::{Acknowledged, Failure, FailureNote};
 
 /// A restart or a change of owner must not begin anew with a message that has failed for hours.
 ///
@@ -46,6 +46,24 @@ pub fn a_later_note_replaces_the_earlier(fixture: &mut dyn StoreFixture) -> Outc
     Ok(())
 }
 
+/// An earlier message of the unit is refused, for which the later one now waits; what was noted of that one is over.
+///
+/// # Errors
+/// As [`Unmet`] says.
+pub fn a_note_ends_the_one_that_it_takes_the_place_of(fixture: &mut dyn StoreFixture) -> Outcome {
+    let (mut fleet, batch) = begin(fixture)?;
+    for index in [1, 2] {
+        let noted = failure(&fleet, &batch, index, 1, "refused");
+        note(&mut fleet, &noted)?;
+    }
+    let (lease, failure) = (fleet.lease("a", 1)?, failure(&fleet, &batch, 0, 1, "refused"));
+    let instead = FailureNote { lease, failure, in_place_of: Some(batch.id(1)) };
+    fleet.notes("a")?.note_failures(&[instead]).map_err(|error| failed("note_failures", &error))?;
+    let read: Vec<i64> = read(&mut fleet, "b", &[1])?.iter().map(|failure| failure.id).collect();
+    ensure!(read == [batch.id(0), batch.id(2)], "the note of {} is to end and no other, read is {read:?}", batch.id(1));
+    Ok(())
+}
+
 /// Who does not know yet that it has lost a bucket must not overwrite what the new owner has noted.
 ///
 /// # Errors
@@ -56,10 +74,10 @@ pub fn a_note_under_a_lost_lease_changes_nothing(fixture: &mut dyn StoreFixture)
     let lost = fleet.lease("a", 1)?;
     fleet.pass(1.5);
     fleet.acquire("b")?;
-    let theirs = (fleet.lease("b", 1)?, parked.clone());
+    let theirs = FailureNote { lease: fleet.lease("b", 1)?, failure: parked.clone(), in_place_of: None };
     fleet.notes("b")?.note_failures(&[theirs]).map_err(|error| failed("note_failures", &error))?;
-    for index in [0, 1] {
-        let late = (lost, failure(&fleet, &batch, index, 1, "refused"));
+    for (index, in_place_of) in [(0, None), (1, Some(parked.id))] {
+        let late = FailureNote { lease: lost, failure: failure(&fleet, &batch, index, 1, "refused"), in_place_of };
         fleet.notes("a")?.note_failures(&[late]).map_err(|error| failed("note_failures", &error))?;
     }
     let told: Vec<_> = read(&mut fleet, "b", &[1])?.iter().map(|failure| (failure.id, failure.wait)).collect();
@@ -195,7 +213,7 @@ fn wait_left(fleet: &mut Fleet<'_>) -> Result<Duration, Unmet> {
 }
 
 fn note(fleet: &mut Fleet<'_>, failure: &Failure) -> Outcome {
-    let noted = (fleet.lease("a", failure.bucket)?, failure.clone());
+    let noted = FailureNote { lease: fleet.lease("a", failure.bucket)?, failure: failure.clone(), in_place_of: None };
     fleet.notes("a")?.note_failures(&[noted]).map_err(|error| failed("note_failures", &error))
 }
 

@@ -156,6 +156,7 @@ pub static RULES: &[StoreRule] = rules![
     failures:
         a_noted_failure_is_read_by_the_next_owner,
         a_later_note_replaces_the_earlier,
+        a_note_ends_the_one_that_it_takes_the_place_of,
         a_note_under_a_lost_lease_changes_nothing,
         all_noted_messages_that_still_exist_count,
         a_note_on_a_topic_is_read_as_one,

@@ -66,13 +66,14 @@ pub(super) enum Fault {
     TellsNotesOfWhatIsGone,
     WaitsAnew,
     EndsLaterNotes,
+    KeepsTheReplacedNote,
     TakesTopicsForMessages,
     TriesParkedAgain,
     ForgetsTheFirstRefusal,
 }
 
 /// Each fault with a rule that must notice it; others may notice it too.
-const CAUGHT_BY: [(Fault, &str); 63] = [
+const CAUGHT_BY: [(Fault, &str); 64] = [
     (Fault::LeavesABucketOut, "a_relay_alone_takes_every_bucket"),
     (Fault::HandsNothingBack, "two_relays_share_within_two_rounds"),
     (Fault::SharesByCeiling, "shares_differ_by_one_at_most"),
@@ -133,6 +134,7 @@ const CAUGHT_BY: [(Fault, &str); 63] = [
     (Fault::TellsNotesOfWhatIsGone, "all_noted_messages_that_still_exist_count"),
     (Fault::WaitsAnew, "the_noted_wait_runs_out"),
     (Fault::EndsLaterNotes, "the_end_of_a_failure_leaves_later_notes"),
+    (Fault::KeepsTheReplacedNote, "a_note_ends_the_one_that_it_takes_the_place_of"),
     (Fault::TakesTopicsForMessages, "a_note_on_a_topic_is_read_as_one"),
     (Fault::TriesParkedAgain, "a_parked_message_stays_parked"),
     (Fault::ForgetsTheFirstRefusal, "the_time_since_the_first_refusal_goes_on"),

@@ -11,7 +11,7 @@ use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
 use crate::order::Part;
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
 };
 use crate::share;
 
@@ -487,8 +487,12 @@ impl Storage {
         Ok(())
     }
 
-    fn note(&mut self, relay: &str, failure: &Failure) {
+    fn note(&mut self, relay: &str, note: &FailureNote) {
+        let failure = &note.failure;
         let place = (failure.bucket, failure.id);
+        if let Some(later) = note.in_place_of.filter(|_| !self.is(Fault::KeepsTheReplacedNote)) {
+            self.notes.remove(&(failure.bucket, later));
+        }
         let before = self.notes.get(&place).filter(|_| !self.is(Fault::ForgetsTheFirstRefusal));
         let began = before.map_or(self.now.saturating_sub(failure.failing_for), |before| before.began);
         let due = failure.wait.map(|wait| self.now + wait);
@@ -586,11 +590,11 @@ impl Ownership for MemoryStore {
 }
 
 impl FailureNotes for MemoryStore {
-    fn note_failures(&mut self, failures: &[(Lease, Failure)]) -> Result<(), StoreError> {
+    fn note_failures(&mut self, notes: &[FailureNote]) -> Result<(), StoreError> {
         let mut storage = self.storage.borrow_mut();
-        for (lease, failure) in failures {
-            if storage.holds(&self.relay, *lease) || storage.is(Fault::NotesWithoutALease) {
-                storage.note(&self.relay, failure);
+        for note in notes {
+            if storage.holds(&self.relay, note.lease) || storage.is(Fault::NotesWithoutALease) {
+                storage.note(&self.relay, note);
             }
         }
         Ok(())

@@ -219,6 +219,32 @@ fn a_topic_that_takes_nothing_holds_up_itself_only_and_goes_on_within_seconds() 
 }
 
 #[test]
+fn the_note_of_a_refused_row_ends_when_an_earlier_one_of_its_unit_is_refused() {
+    let mut simulation = alone();
+    labelled(&mut simulation, 0, &[label("gone", 1), label("gone", 2), label("gone", 3)]);
+    simulation.world.trouble("gone", Trouble::Refuses, at(30));
+    commit(&mut simulation, at(1), 0, [3]);
+    commit(&mut simulation, at(5), 0, [1, 2]);
+    simulation.at(at(4), |world| assert!(world.database.failures.keys().eq(&[(0, 3)])));
+    simulation.at(at(20), |world| assert!(world.database.failures.keys().eq(&[(0, 1)])));
+    let world = simulation.run(at(40));
+    assert_eq!(world.broker.published(0), [1, 2, 3]);
+    assert!(world.database.failures.is_empty());
+}
+
+#[test]
+fn the_note_of_a_refused_row_that_somebody_has_removed_ends() {
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.at(at(5), |world| {
+        let noted = world.database.failures[&(0, 1)].clone();
+        world.database.skip(0, 1);
+        world.database.failures.insert((0, 1), noted);
+    });
+    let world = simulation.run(at(40));
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+}
+
+#[test]
 fn a_topic_without_answers_holds_up_itself_only_and_goes_on_at_once() {
     let mut simulation = alone();
     labelled(&mut simulation, 0, &[label("silent", 1), label("events", 1), label("silent", 2), label("events", 2)]);
