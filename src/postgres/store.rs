@@ -310,6 +310,7 @@ impl Store for PgStore {
     }
 
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError> {
+        test_hooks::reach("before_fetch");
         let before = batch.len();
         let after = self.withheld.after(bucket, after);
         let fetched = self.must(c"reading messages", |session| {
@@ -343,6 +344,9 @@ impl Store for PgStore {
                 Ok(false)
             }
             Ok((Some(fetched), limit)) => {
+                // Without a postmaster sessions wait for standbys no longer: what they committed is visible, and a standby that
+                // is promoted in place of this server may lack it.
+                rest::end_with_the_postmaster();
                 self.withheld.was_read(bucket, limit);
                 // Outside the transaction: what is read must be safe on disk, but no snapshot need wait for that.
                 fetch::flush_commits(fetched.commits);

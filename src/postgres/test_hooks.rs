@@ -13,6 +13,9 @@
 //! | `in_acknowledge` | the rows are deleted, not yet committed |
 //! | `after_acknowledge` | the rows are gone, the relay does not know |
 //! | `in_release` | the stopping relay is marked as stopped, its leases are still its own |
+//!
+//! `outbox_relay.test_stop = 'POINT:PID'` stops the worker's process there, as SIGSTOP does, until it gets SIGCONT. There is one
+//! point more, `before_fetch`: the relay is about to read a batch.
 
 //!
 //! `outbox_relay.test_conformance = on` makes the worker of each database try the conformance suite on its store before it
@@ -51,6 +54,7 @@ mod hooks {
     use crate::relay::ports::{self, Answer, FlightId, Report, Submitted};
 
     static CRASH: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+    static STOP: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
     static CONFORMANCE: GucSetting<bool> = GucSetting::<bool>::new(false);
     /// This worker has tried the suite.
     static TRIED: AtomicBool = AtomicBool::new(false);
@@ -61,6 +65,14 @@ mod hooks {
             c"Where the worker of a process id crashes next, as POINT:PID.",
             c"Tests only.",
             &CRASH,
+            GucContext::Sighup,
+            GucFlags::default(),
+        );
+        GucRegistry::define_string_guc(
+            c"outbox_relay.test_stop",
+            c"Where the worker of a process id stops next, as POINT:PID.",
+            c"Tests only.",
+            &STOP,
             GucContext::Sighup,
             GucFlags::default(),
         );
@@ -81,10 +93,19 @@ mod hooks {
         }
     }
 
-    /// Ends the process if it is the one, and the point the one, that the setting names.
+    /// Whether the setting names this process and the point.
+    fn is_named(setting: &GucSetting<Option<CString>>, point: &str) -> bool {
+        let named = |setting: CString| setting.to_str().is_ok_and(|it| it == format!("{point}:{}", std::process::id()));
+        setting.get().is_some_and(named)
+    }
+
+    /// Stops the process, or ends it, if it is the one, and the point the one, that a setting names.
     pub fn reach(point: &str) {
-        let Some(crash) = CRASH.get() else { return };
-        if crash.to_str().is_ok_and(|crash| crash == format!("{point}:{}", std::process::id())) {
+        if is_named(&STOP, point) {
+            // SAFETY: no preconditions.
+            unsafe { libc::raise(libc::SIGSTOP) };
+        }
+        if is_named(&CRASH, point) {
             ErrorReport::new(
                 PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
                 format!("crash wanted by a test: {point}"),

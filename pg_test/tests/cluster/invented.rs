@@ -1,5 +1,6 @@
 //! G2: nothing is invented. What was rolled back, or undone by a crash, never reaches Kafka.
 
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -10,7 +11,7 @@ use outbox_relay_pg_test::process::{self, Signal};
 use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
-use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_published};
+use crate::scene::{DATABASE, PATIENCE, Scene, enqueue, enqueue_many, wait_until_published, wait_until_shared};
 
 pub fn trials() -> Vec<Trial> {
     crate::trials![
@@ -18,6 +19,7 @@ pub fn trials() -> Vec<Trial> {
             rolled_back_work_is_never_published,
             commit_that_a_crash_undid_was_never_published,
             asynchronous_commit_on_an_idle_server_is_made_durable_and_published,
+            commit_that_waits_for_a_standby_is_not_published_when_the_postmaster_dies,
     ]
 }
 
@@ -163,5 +165,49 @@ fn asynchronous_commit_on_an_idle_server_is_made_durable_and_published(scene: &m
     scene.cluster.start()?;
     let rows = load::committed(&mut scene.session()?)?;
     ensure!(rows.len() == 1, "the message was published and its business row is gone");
+    Ok(())
+}
+
+/// A session that waits for a standby ends its wait when the postmaster dies. From then on what it has committed is visible, and
+/// the standby that is promoted next may never have had it.
+fn commit_that_waits_for_a_standby_is_not_published_when_the_postmaster_dies(scene: &mut Scene) -> Result<()> {
+    const ROWS: i32 = 5_000;
+    scene.expect_crash();
+    scene.cluster.use_test_hooks()?;
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(1)?;
+    // The client knows its way from now on, and would lose no time.
+    enqueue(&mut client, &topic, "key", "first")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let relay = wait_until_shared(&mut client, 1, PATIENCE)?[0].pid;
+    scene.cluster.set("outbox_relay.test_stop", &format!("before_fetch:{relay}"))?;
+    scene.cluster.set("synchronous_standby_names", "nobody")?;
+    client.batch_execute("set synchronous_commit = local")?;
+    enqueue(&mut client, &topic, "key", "rings")?;
+    wait::until_true("the relay has stopped before it reads", PATIENCE, || Ok(process::stopped(relay)))?;
+
+    let mut session = scene.session()?;
+    let waits: i32 = session.query_one("select pg_backend_pid()", &[])?.get(0);
+    let commit = thread::spawn({
+        let topic = topic.clone();
+        let enqueue = "select count(outbox.enqueue($1::text, 'key', 'waits')) from generate_series(1, $2::integer)";
+        move || session.query(enqueue, &[&topic, &ROWS]).is_ok()
+    });
+    wait::until_true("a commit waits for a standby", PATIENCE, || {
+        let statement = "select wait_event is not distinct from 'SyncRep' from pg_stat_activity where pid = $1";
+        Ok(client.query_one(statement, &[&waits])?.get(0))
+    })?;
+    process::send(scene.cluster.pid()?, Signal::KILL)?;
+    wait::until_true("it waits no longer", PATIENCE, || Ok(!process::alive(waits)))?;
+    ensure!(!commit.join().expect("it does not panic"), "the commit was confirmed");
+    process::send(relay, Signal::CONT)?;
+    scene.cluster.kill()?;
+    let published = scene.follow(&topic)?.count()?;
+    ensure!(published == 1, "{} messages were published that no standby has", published - 1);
+
+    scene.cluster.start()?;
+    wait_until_published(&mut scene.session()?, PATIENCE)?;
+    let records = scene.follow(&topic)?.rest(PATIENCE)?.len();
+    ensure!(records == 2 + ROWS as usize, "{records} records");
     Ok(())
 }

@@ -29,7 +29,7 @@ const SETTLE: Duration = Duration::from_secs(12);
 
 /// Counts for a while.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let seconds = bench.pick(60, 120);
+    let seconds = bench.pick(30, 120);
     let mut elsewhere = bench.servers.cluster.connect("postgres")?;
     elsewhere.batch_execute(&format!("create database {BARE}")).context("could not make a database")?;
     bench.servers.enable(true)?;

@@ -186,7 +186,9 @@ fn run(terminal: &Terminal, options: &Options) -> Result<()> {
         if options.only.is_empty() || options.only.iter().any(|only| only == name) {
             terminal.title(title);
             servers.enable(false)?;
+            let begun = Instant::now();
             measure(&bench, &mut results).with_context(|| format!("family {name}"))?;
+            terminal.say(format_args!("{name} took {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0));
             results.minutes = since.elapsed().as_secs_f64() / 60.0;
             // What follows may fail.
             report::save(&results, &servers.directory)?;

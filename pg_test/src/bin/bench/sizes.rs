@@ -59,7 +59,7 @@ fn by_backlog(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 /// The second half of R12.
 fn large_values(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let group = "drain of large values";
-    let (count, rounds) = bench.pick((500, bench.rounds.min(3)), (10_000, 1));
+    let (count, rounds) = bench.pick((500, 1), (10_000, 1));
     let messages = Messages { value_bytes: LARGE, a_commit: 10, ..Messages::central(count) };
     let case = format!("{} x 1 MB", thousands(count));
     for _ in 0..rounds {

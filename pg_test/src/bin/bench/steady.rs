@@ -68,7 +68,7 @@ struct Look {
 
 /// Runs every case and returns the rate of the first one.
 fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals, results: &mut Results) -> Result<f64> {
-    let seconds = bench.pick(60, 120);
+    let seconds = bench.pick(30, 120);
     let mut of_first = f64::NAN;
     let mut worst: Option<(f64, String)> = None;
     for (clients, flushed) in cases {

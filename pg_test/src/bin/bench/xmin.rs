@@ -35,7 +35,7 @@ const ARRIVE_AT_MOST: Duration = Duration::from_secs(60);
 /// Drains before, while and after the horizon is held.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let messages = Messages::central(bench.pick(200_000, 1_000_000));
-    let hold = Duration::from_secs(bench.pick(30, 600));
+    let hold = Duration::from_secs(bench.pick(15, 600));
     let around = bench.rounds.div_ceil(2);
     drains(bench, results, BEFORE, around, &messages)?;
 

@@ -44,7 +44,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         debezium.drain(bench, settings, &warm_up)?;
     }
 
-    let messages = Messages::central(bench.pick(300_000, 1_000_000));
+    let messages = Messages::central(bench.pick(200_000, 1_000_000));
     let rounds = Rounds { bench, servers: &servers, case: format!("{} rows of 200 B", messages.count), messages };
     let mut times = Vec::new();
     for round in 1..=bench.rounds {
