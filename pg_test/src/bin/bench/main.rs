@@ -44,7 +44,7 @@ const USAGE: &str = "\
 usage: bench [short|full] [--only FAMILY[,FAMILY]] [--rounds N] [--docs]
        bench report FILE.json [--docs]
        bench profile FILE.svg
-  short          the central case and what is promised, in about 12 minutes (default)
+  short          the central case and what is promised, in about 10 minutes (default)
   full           all cases, in less than 2 hours
   --only FAMILY  these families alone, and no verdict
   --rounds N     rounds of each comparison (default 5); medians count
