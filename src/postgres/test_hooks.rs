@@ -1,4 +1,4 @@
-//! Crashes where a test wants them: compiled in by the feature `test-hooks` alone, else each call is nothing.
+//! Crashes and stops where a test wants them: compiled in by the feature `test-hooks` alone, else each call is nothing.
 //!
 //! `outbox_relay.test_crash = 'POINT:PID'` makes the worker of this process id end when it next reaches the point, as by an
 //! internal FATAL error: exit code 1, its transaction is aborted, nothing is stopped in order and nothing is released. The

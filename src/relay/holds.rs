@@ -84,15 +84,18 @@ impl Holds {
         self.topics + more <= HOLDS_MAX
     }
 
-    /// Begins a hold at this row. One on the same unit, or at the same row, ends.
-    pub fn begin(&mut self, first: i64, hold: Hold) {
-        if let Some(before) = self.of(&hold.unit) {
+    /// Begins a hold at this row. One on the same unit, or at the same row, ends; says where that of the unit began, if at
+    /// another row.
+    pub fn begin(&mut self, first: i64, hold: Hold) -> Option<i64> {
+        let replaced = self.of(&hold.unit).filter(|before| *before != first);
+        if let Some(before) = replaced {
             self.end(before);
         }
         self.end(first);
         self.topics += usize::from(hold.unit.is_topic());
         self.units.insert(hold.unit.clone(), first);
         self.holds.insert(first, hold);
+        replaced
     }
 
     /// Ends the hold that begins at this row.

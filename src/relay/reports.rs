@@ -260,8 +260,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if freed {
             lane.release(id);
         }
-        let in_place_of = lane.holds.of(&unit).filter(|later| *later != id && !broken(Rule::OneNoteAUnit));
-        lane.holds.begin(id, hold);
+        let in_place_of = lane.holds.begin(id, hold).filter(|_| !broken(Rule::OneNoteAUnit));
         let lease = lane.lease;
         if freed {
             self.topic_goes_on(&unit.topic);

@@ -56,9 +56,8 @@ pub fn a_note_ends_the_one_that_it_takes_the_place_of(fixture: &mut dyn StoreFix
         let noted = failure(&fleet, &batch, index, 1, "refused");
         note(&mut fleet, &noted)?;
     }
-    let (lease, failure) = (fleet.lease("a", 1)?, failure(&fleet, &batch, 0, 1, "refused"));
-    let instead = FailureNote { lease, failure, in_place_of: Some(batch.id(1)) };
-    fleet.notes("a")?.note_failures(&[instead]).map_err(|error| failed("note_failures", &error))?;
+    let earlier = failure(&fleet, &batch, 0, 1, "refused");
+    note_in_place_of(&mut fleet, &earlier, Some(batch.id(1)))?;
     let read: Vec<i64> = read(&mut fleet, "b", &[1])?.iter().map(|failure| failure.id).collect();
     ensure!(read == [batch.id(0), batch.id(2)], "the note of {} is to end and no other, read is {read:?}", batch.id(1));
     Ok(())
@@ -213,7 +212,11 @@ fn wait_left(fleet: &mut Fleet<'_>) -> Result<Duration, Unmet> {
 }
 
 fn note(fleet: &mut Fleet<'_>, failure: &Failure) -> Outcome {
-    let noted = FailureNote { lease: fleet.lease("a", failure.bucket)?, failure: failure.clone(), in_place_of: None };
+    note_in_place_of(fleet, failure, None)
+}
+
+fn note_in_place_of(fleet: &mut Fleet<'_>, failure: &Failure, in_place_of: Option<i64>) -> Outcome {
+    let noted = FailureNote { lease: fleet.lease("a", failure.bucket)?, failure: failure.clone(), in_place_of };
     fleet.notes("a")?.note_failures(&[noted]).map_err(|error| failed("note_failures", &error))
 }
 

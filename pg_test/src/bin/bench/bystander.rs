@@ -52,7 +52,8 @@ struct Turn {
 
 /// The part of R8 itself, and of its controls.
 const QUARTER: f64 = 0.25;
-/// R8 itself, and then what it is to be compared with.
+/// The turns of R8 itself, the first; the others are what it is to be compared with.
+const OF_R8: usize = 2;
 const TURNS: [Turn; 5] = [
     Turn { who: "relay idle", feeder: None, producer: false, part: 0.0 },
     Turn { who: "relay busy at a quarter", feeder: Some(Target::Outbox(TOPIC)), producer: false, part: QUARTER },
@@ -95,7 +96,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {quarter:.0}"
     ));
 
-    let turns = bench.pick(&TURNS[..2], &TURNS);
+    let turns = bench.pick(&TURNS[..OF_R8], &TURNS);
     let mut series = vec![[const { Vec::<f64>::new() }; PERCENTS.len()]; turns.len()];
     for round in 1..=bench.rounds {
         for (Turn { who, feeder: target, producer, part }, series) in turns.iter().zip(&mut series) {
@@ -145,8 +146,12 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             ratio(p95)
         ));
     }
-    let controls: String =
-        turns.iter().zip(&p95).skip(2).map(|(Turn { who, .. }, p95)| format!("; {who}: {:.3}", ratio(p95))).collect();
+    let controls: String = turns
+        .iter()
+        .zip(&p95)
+        .skip(OF_R8)
+        .map(|(Turn { who, .. }, p95)| format!("; {who}: {:.3}", ratio(p95)))
+        .collect();
     results.ratios.push(Ratio {
         id: "R8".into(),
         what: "p95 of a bystander, relay idle / relay busy at a quarter of its drain rate".into(),
