@@ -99,7 +99,9 @@ begin
         exists (
             select
             from outbox.failure f
-            join outbox.message m on m.bucket = f.bucket and m.id = f.id
+            cross join lateral (
+                select m.topic, m.key, m.partition from outbox.message m where m.bucket = f.bucket and m.id = f.id limit 1
+            ) m
             left join outbox.topic t on t.topic = m.topic
             where f.bucket = held.bucket
               and f.id <= held.id
@@ -189,7 +191,9 @@ begin
         with failing as (
             select f.bucket, f.id, f.parked_at
             from outbox.failure f
-            join outbox.message m on m.bucket = f.bucket and m.id = f.id
+            cross join lateral (
+                select m.topic from outbox.message m where m.bucket = f.bucket and m.id = f.id limit 1
+            ) m
             where m.topic = retry_now.topic
             -- In one order, so that two calls cannot lock each other out.
             order by f.bucket, f.id

@@ -154,6 +154,8 @@ comment on column outbox.pg_stat_bucket.next_try_at is 'earliest time of the nex
 -- Who waits is looked for among the next 10,000 rows of each bucket, once for all that fail there, and not at all unless that
 -- column is asked for: such a join is left out. What has one unit of order has the same text here: a bucket, a topic, a key,
 -- or, without keys, a partition. '/' is in no topic's name.
+-- A message is looked up by itself ("limit 1"): a join with a table of which statistics say that it is empty may be planned to
+-- read all its dead rows.
 create view outbox.parked as
 select f.bucket,
        f.id,
@@ -167,7 +169,9 @@ select f.bucket,
        f.parked_at,
        coalesce(w.waiting, 0) as waiting
 from outbox.failure f
-join outbox.message m on m.bucket = f.bucket and m.id = f.id
+cross join lateral (
+    select m.message_id, m.topic from outbox.message m where m.bucket = f.bucket and m.id = f.id limit 1
+) m
 left join (
     -- As it is written: statistics of a table that is mostly empty would have a planner read them once for each that fails.
     with behind as materialized (
@@ -192,7 +196,9 @@ left join (
                    else m.topic || coalesce('/k' || encode(m.key, 'hex'), '/p' || m.partition)
                end as unit
         from outbox.failure f
-        join outbox.message m on m.bucket = f.bucket and m.id = f.id
+        cross join lateral (
+            select m.topic, m.key, m.partition from outbox.message m where m.bucket = f.bucket and m.id = f.id limit 1
+        ) m
         left join outbox.topic t on t.topic = m.topic
     )
     select f.bucket, f.id, least(count(*), 1000) as waiting
@@ -236,7 +242,9 @@ full join (
            (array_agg(f.error order by f.last_failed_at desc))[1] as last_error,
            max(f.last_failed_at) as last_failed_at
     from outbox.failure f
-    join outbox.message m on m.bucket = f.bucket and m.id = f.id
+    cross join lateral (
+        select m.topic from outbox.message m where m.bucket = f.bucket and m.id = f.id limit 1
+    ) m
     group by m.topic
 ) f on f.topic = t.topic;
 

@@ -123,8 +123,10 @@ impl Detoasted {
         let packed: *mut pg_sys::varlena = row.datum(column)?.cast_mut_ptr();
         // SAFETY: a varlena of the slot; the slices live no longer than the row's callback, `self` is dropped at its end.
         unsafe {
-            let plain = pg_sys::pg_detoast_datum_packed(packed);
-            if plain != packed {
+            let mut plain = packed;
+            // Hardly any value is compressed or stored out of line, and a call that may raise an ERROR is dear.
+            if varlena::varatt_is_4b_c(packed) || varlena::varatt_is_1b_e(packed) {
+                plain = pg_sys::pg_detoast_datum_packed(packed);
                 self.0.push(plain);
             }
             let data: *const u8 = varlena::vardata_any(plain).cast();

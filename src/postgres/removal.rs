@@ -71,6 +71,7 @@ type Delete = unsafe extern "C-unwind" fn(
 ) -> pg_sys::TM_Result::Type;
 type SystemColumn =
     unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, std::ffi::c_int, *mut bool) -> pg_sys::Datum;
+type Columns = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot, std::ffi::c_int);
 
 /// outbox.message, open and locked, and what its access method offers.
 struct Table {
@@ -82,6 +83,7 @@ struct Table {
     look_at: LookAt,
     delete: Delete,
     system_column: SystemColumn,
+    columns: Columns,
 }
 
 impl Table {
@@ -102,6 +104,7 @@ impl Table {
                 look_at,
                 delete,
                 system_column: (*(*slot).tts_ops).getsysattr?,
+                columns: (*(*slot).tts_ops).getsomeattrs?,
             })
         }
     }
@@ -113,37 +116,41 @@ impl Table {
             return false;
         }
         let mut place = version.place();
-        let (mut xmin, mut null) = (pg_sys::Datum::from(0), false);
         let mut failure = pg_sys::TM_FailureData::default();
-        // SAFETY: as `of` was promised; the place is within the table. Each boundary turns an ERROR of a function of the
-        // server's that is called by its address into a panic, which ends the transaction; nothing in them has a destructor.
-        // Bucket and id are the table's first columns, never null, and read before the slot gets another row.
+        // SAFETY: as `of` was promised; the place is within the table. The boundary, one for all because it is dear, turns an
+        // ERROR of a function of the server's that is called by its address into a panic, which ends the transaction; nothing
+        // in it has a destructor. Bucket and id are the table's first columns, which every row has, never null, and read before
+        // the slot gets another row.
         unsafe {
             if pg_sys::InterruptPending != 0 {
                 pg_sys::ProcessInterrupts();
             }
-            let seen = pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                let seen = (self.look_at)(self.relation, &mut place, self.snapshot, self.slot);
-                if seen {
-                    xmin = (self.system_column)(self.slot, pg_sys::MinTransactionIdAttributeNumber, &mut null);
+            pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                if !(self.look_at)(self.relation, &mut place, self.snapshot, self.slot) {
+                    return false;
                 }
-                seen
-            });
-            if !seen || xmin.value() as u32 != version.xmin {
-                return false;
-            }
-            if i32::from((*self.slot).tts_nvalid) < COLUMNS_READ {
-                pg_sys::slot_getsomeattrs_int(self.slot, COLUMNS_READ);
-            }
-            let column = |index: usize| (*(*self.slot).tts_values.add(index)).value();
-            if column(0) as u32 != bucket || column(1) as i64 != id {
-                return false;
-            }
-            let (none, wait) = (std::ptr::null_mut(), true);
-            let deleted = pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                (self.delete)(self.relation, &mut place, self.command, self.snapshot, none, wait, &mut failure, false)
-            });
-            deleted == pg_sys::TM_Result::TM_Ok
+                let mut null = false;
+                let xmin = (self.system_column)(self.slot, pg_sys::MinTransactionIdAttributeNumber, &mut null);
+                if i32::from((*self.slot).tts_nvalid) < COLUMNS_READ {
+                    (self.columns)(self.slot, COLUMNS_READ);
+                }
+                let column = |index: usize| (*(*self.slot).tts_values.add(index)).value();
+                if xmin.value() as u32 != version.xmin || column(0) as u32 != bucket || column(1) as i64 != id {
+                    return false;
+                }
+                let (none, wait) = (std::ptr::null_mut(), true);
+                let deleted = (self.delete)(
+                    self.relation,
+                    &mut place,
+                    self.command,
+                    self.snapshot,
+                    none,
+                    wait,
+                    &mut failure,
+                    false,
+                );
+                deleted == pg_sys::TM_Result::TM_Ok
+            })
         }
     }
 }

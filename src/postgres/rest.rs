@@ -128,11 +128,14 @@ impl Rest {
     }
 }
 
-/// Ends this process if the postmaster is gone, as every wait does. Costs a call of the kernel's.
+/// Ends this process if the postmaster is gone, as every wait does. Costs two calls of the kernel's.
 pub fn end_with_the_postmaster() {
     let looks = pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    // SAFETY: on the main thread; no latch is waited for, and for no time.
-    unsafe { pg_sys::WaitLatch(std::ptr::null_mut(), looks as i32, 0, pg_sys::PG_WAIT_EXTENSION) };
+    // Twice: a wait takes note of one event, and the first may be a signal of the latch that is left over.
+    for _ in 0..2 {
+        // SAFETY: on the main thread; no latch is waited for, and for no time.
+        unsafe { pg_sys::WaitLatch(std::ptr::null_mut(), looks as i32, 0, pg_sys::PG_WAIT_EXTENSION) };
+    }
 }
 
 /// Serves barriers and the like; nothing runs that could be cancelled.

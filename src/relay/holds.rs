@@ -39,6 +39,8 @@ pub(super) struct Hold {
     pub retry_at: Option<Time>,
     /// The row is on its way, alone, or with others of its topic that were set aside.
     pub flight: Option<FlightId>,
+    /// An operator has acted on the row since it set out: how it is refused says nothing of what it is now.
+    pub forgotten: bool,
     /// The lowest row of the unit in front of it that was passed over meanwhile.
     pub passed: Option<i64>,
 }
@@ -144,6 +146,7 @@ impl Hold {
             since: now,
             retry_at: Some(now),
             flight: None,
+            forgotten: false,
             passed: None,
         }
     }

@@ -36,14 +36,17 @@ pub(super) struct Lane {
     pub holds: Holds,
     /// Reading failed so many times in a row, and is not tried again before this.
     pub unreadable: Option<(u32, Time)>,
+    /// When a refused row was last missing that was to be tried again.
+    pub missing_at: Option<Time>,
     /// There may be rows above the position.
     ready: bool,
     /// Rows up to this id were read, and are removed, in flight or held.
     position: i64,
-    /// Rows read since the last look at the whole bucket for safety's sake, when that was, and up to where it has to get
-    /// before the next.
+    /// Rows read since the last look at the whole bucket for safety's sake, when that was, what it took, and up to where it
+    /// has to get before the next.
     read: usize,
     looked_at: Option<Time>,
+    pub look_took: Duration,
     rescan_to: i64,
 }
 
@@ -57,10 +60,12 @@ impl Lane {
             before,
             holds: Holds::default(),
             unreadable: None,
+            missing_at: None,
             ready: true,
             position: 0,
             read: 0,
             looked_at: None,
+            look_took: Duration::ZERO,
             rescan_to: 0,
         }
     }
@@ -86,13 +91,14 @@ impl Lane {
     /// The same for safety's sake only: not before the last one has been done, and later where very many rows were read since:
     /// what was removed of them is waded through, as is what is held.
     pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) {
-        let under_way = self.ready && self.looks_again();
-        let later = interval * (self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32;
+        let under_way = self.ready && self.looks_again() && !self.is_blocked();
+        let later = interval.saturating_mul((self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32);
         if under_way || self.looked_at.is_some_and(|at| now < at + later) {
             return;
         }
         self.rescan_to = self.position;
         self.looked_at = Some(now);
+        self.look_took = Duration::ZERO;
         self.read = 0;
         self.rescan();
     }
@@ -122,8 +128,12 @@ impl Lane {
     }
 
     fn is_open(&self) -> bool {
-        let blocked = self.holds.blocked_from().is_some_and(|first| self.position >= first - 1);
-        self.ready && !self.leaving && !blocked && self.is_quiet()
+        self.ready && !self.leaving && !self.is_blocked() && self.is_quiet()
+    }
+
+    /// Whether what comes next waits behind a refused row, whatever it is.
+    fn is_blocked(&self) -> bool {
+        self.holds.blocked_from().is_some_and(|first| self.position >= first - 1)
     }
 
     /// Whether nothing of the bucket is in flight.
@@ -164,7 +174,7 @@ impl Lane {
         for first in rest {
             let hold = before.end(first).expect("it was there");
             if hold.flight.is_some() {
-                self.holds.begin(first, Hold { retry_at: Some(now), ..hold });
+                self.holds.begin(first, Hold { retry_at: Some(now), forgotten: true, ..hold });
             } else {
                 self.read_again_from(hold.passed.unwrap_or(first).min(first));
             }

@@ -15,6 +15,7 @@ use crate::policy::{Policy, Rules};
 use super::Relay;
 use super::flight::Flight;
 use super::lane::Lane;
+use super::looks::Looks;
 use super::ports::{Acquired, Bell, Clock, Failure, FlightId, Publisher, Round, Store, StoreError};
 
 /// Since when leases are held. The times are from before the call that the store answered.
@@ -91,6 +92,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn look_again(&mut self) {
         self.tenure.suspend();
         self.unread.extend(self.lanes.keys().copied());
+        self.called_at = Some(self.clock.now());
     }
 
     /// When to acquire or renew; none means at once.
@@ -209,6 +211,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.orphan(*lease);
         }
         let gained: BTreeSet<Bucket> = held.keys().copied().filter(|bucket| !self.lanes.contains_key(bucket)).collect();
+        if self.lanes.is_empty() {
+            self.looks = Looks::new(self.clock.now());
+        }
         for bucket in &gained {
             let out = self.flights.iter().filter(|(_, flight)| flight.lease.bucket == *bucket).map(|(id, _)| *id);
             let out = out.filter(|_| !broken(Rule::RegainedBucketWaits)).collect();
@@ -225,7 +230,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         info!(buckets = self.lanes.len(), gained = gained.len(), handed_back = gone.len(), "leases changed");
         self.bell.stop_listening_for(&buckets_of(&gone));
         self.bell.listen_for(&gained);
-        self.discover_at = None;
     }
 
     /// Takes over what operators have laid down for topics and what is noted of refused rows, by earlier owners or changed by

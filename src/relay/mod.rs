@@ -87,8 +87,9 @@ pub struct Relay<S, P, C, B> {
     previous: BTreeSet<Bucket>,
     /// Buckets of which it is still to be read what is noted of refused rows.
     unread: BTreeSet<Bucket>,
+    /// When peers or an operator called last.
+    called_at: Option<Time>,
     /// When to look for rows that no bell told of, and how long such looks take.
-    discover_at: Option<Time>,
     looks: Looks,
     /// Failed turns in a row in which nothing was published.
     fruitless: u32,
@@ -133,6 +134,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         settings.check()?;
         let budget = if store.renewal().is_some() { None } else { Some(settings.check_without_renewal()?) };
         let backoff = Backoff::new(settings.error_backoff, settings.lease.renew_interval, relay_id);
+        let looks = Looks::new(clock.now());
         let silence = Silence { since: clock.now(), told: false };
         Ok(Self {
             store,
@@ -150,8 +152,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             window: Window::default(),
             previous: BTreeSet::new(),
             unread: BTreeSet::new(),
-            discover_at: None,
-            looks: Looks::default(),
+            called_at: None,
+            looks,
             fruitless: 0,
             wait_until: None,
             silence,
@@ -239,8 +241,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if self.lanes.is_empty() && self.flights.is_empty() {
             return (Wait::Standby, until);
         }
-        if let Some(at) = self.discover_at.filter(|_| !self.lanes.is_empty()) {
-            until = until.min(at);
+        if !self.lanes.is_empty() {
+            until = until.min(self.looks.due(self.settings.poll_interval));
         }
         // Without room in the window, or under a lease too old to begin with, even what is due has to wait for a report.
         let quiet_first =
@@ -296,7 +298,6 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     fn adopt_settings(&mut self, settings: Settings) {
         self.backoff.set_limits(settings.error_backoff, settings.lease.renew_interval);
-        self.discover_at = self.discover_at.map(|at| at.min(self.clock.now() + settings.poll_interval));
         if settings.lease != self.settings.lease {
             // What is held keeps the old times until it is acquired with the new ones.
             self.tenure.suspend();

@@ -135,7 +135,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn land(&mut self, id: FlightId, removal: Option<&Removal>, failed: &mut Vec<FailureNote>) {
         let mut flight = self.flights.remove(&id).expect("only flights that exist are ended");
         self.window.remove(flight.batch.len(), flight.batch.bytes());
-        let bucket = flight.lease.bucket;
+        let (bucket, notes) = (flight.lease.bucket, failed.len());
         if let Some(lane) = self.lanes.get_mut(&bucket) {
             if flight.orphaned {
                 // The bucket came back meanwhile, and the rows are still there.
@@ -160,6 +160,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 }
             }
         }
+        if failed.len() > notes && self.called_at.is_some_and(|at| flight.started <= at) {
+            // An operator may have acted on a refused row since it set out. If it is parked now, nobody would ever notice.
+            self.unread.insert(bucket);
+        }
         self.recycle(flight.batch);
     }
 
@@ -172,6 +176,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             lane.read_again_from(passed);
         }
         if flight.prefix.is_empty() {
+            if lane.holds.get(first)?.forgotten {
+                lane.release(first);
+                self.unread.insert(bucket);
+                return None;
+            }
             let (_, error) = flight.refusals().pop()?;
             let row = flight.batch.message(0);
             let hold = lane.holds.get(first)?;

@@ -41,25 +41,26 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
         }
         let now = self.clock.now();
-        if self.lanes.is_empty() || self.discover_at.is_some_and(|at| now < at) {
+        if self.lanes.is_empty() || now < self.looks.due(self.settings.poll_interval) {
             return Ok(());
         }
-        if let Some(at) = self.looks.not_before(self.settings.poll_interval).filter(|at| now < *at) {
-            self.discover_at = Some(at);
-            return Ok(());
-        }
-        self.looks.begin(now);
+        let next = self.looks.next(self.lanes.iter().map(|(bucket, lane)| (*bucket, lane.look_took)));
         // A busy bucket has rows anyway: what its batch has passed over is looked for behind it.
         let (busy, quiet): (Vec<Bucket>, Vec<Bucket>) =
-            self.lanes.keys().copied().partition(|bucket| self.lanes[bucket].flight.is_some());
+            next.buckets.iter().partition(|bucket| self.lanes[*bucket].flight.is_some());
         let pending = self.store.pending(&quiet)?;
-        self.looks.took(self.clock.now().since(now));
+        let took = self.clock.now().since(now);
+        for bucket in &quiet {
+            let lane = self.lanes.get_mut(bucket).expect("looking changes no lanes");
+            lane.look_took = took / quiet.len() as u32;
+        }
+        let to_come = busy.iter().map(|bucket| self.lanes[bucket].look_took).sum();
+        self.looks.looked(&next, now, took, to_come);
         for bucket in busy.into_iter().chain(pending) {
             if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
                 lane.rescan_for_safety(now, self.settings.poll_interval);
             }
         }
-        self.discover_at = Some(now + self.settings.poll_interval);
         Ok(())
     }
 
@@ -73,6 +74,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             self.lanes.range(self.next_lane..).chain(self.lanes.range(..self.next_lane)).map(|(b, _)| *b).collect();
         for bucket in turn {
             for start in self.startable(bucket) {
+                if self.unread.contains(&bucket) {
+                    // A refused row is not what it was: nothing is started before it is known what is.
+                    any = true;
+                    break;
+                }
                 let now = self.clock.now();
                 if !self.window.open(self.settings.window) {
                     self.next_lane = bucket;
@@ -176,7 +182,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     fn retry(&mut self, bucket: Bucket, first: i64) -> Result<bool, StoreError> {
         let limits = Limits { rows: 1, bytes: self.settings.batch_bytes };
         let Some((batch, _)) = self.read(bucket, first - 1, limits)? else { return Ok(true) };
-        let later = self.clock.now() + self.settings.error_backoff;
+        let now = self.clock.now();
+        let later = now + self.settings.error_backoff;
         let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
         let row = batch.ids(batch.len()).next();
         let hold = lane.holds.get_mut(first).expect("it is due");
@@ -194,8 +201,13 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 self.hand_over(id);
                 return Ok(true);
             }
+            // It was missing just before, too: what is noted of it says that it is there, but it cannot be read.
+            None if lane.missing_at.is_some_and(|at| now < at + self.settings.error_backoff) => {
+                hold.retry_at = Some(later);
+            }
             // Somebody has removed it, or sent it elsewhere, and what is noted of it means nothing or something else.
             _ => {
+                lane.missing_at = Some(now);
                 lane.release(first);
                 self.unread.insert(bucket);
             }
@@ -229,8 +241,14 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let fetched = self.store.fetch(bucket, after, limits, &mut batch);
         if fetched.is_ok() {
             let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+            let took = self.clock.now().since(begun);
             if lane.looks_again() {
-                self.looks.took(self.clock.now().since(begun));
+                lane.look_took += took;
+                self.looks.took(took);
+            } else if after == 0 {
+                // As in a bucket that has just been gained.
+                lane.look_took = took;
+                self.looks.took(took);
             }
             if let Some((attempts, _)) = lane.unreadable.take() {
                 self.unreadable.forget(&bucket);
@@ -252,6 +270,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 Ok(None)
             }
             Err(error) => {
+                // What it was told to go back to is not known, and another relay may be told from now on.
+                let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
+                if !broken(Rule::DroppedIsReadAgain) {
+                    lane.rescan();
+                }
                 self.recycle(batch);
                 Err(error)
             }

@@ -2,6 +2,7 @@
 //! bucket that is not its own wakes a relay.
 
 use crate::clock::Time;
+use crate::relay::ports::Order;
 use crate::simulate::{Call, Hindrance, Ring, Verb, World};
 
 use super::{alone, at, ms, secs, times_of};
@@ -19,8 +20,33 @@ fn bells_that_never_stop_do_not_postpone_the_search_for_rows_that_rang_none() {
     }
     simulation.at(at(12), |world| world.commit(0, [5], Ring::Silent));
     let world = simulation.run(at(39));
-    assert_eq!(times_of(&world, Verb::Pending), [at(0), at(10), at(20), at(30)]);
+    assert_eq!(times_of(&world, Verb::Pending), [at(10), at(20), at(30)]);
     assert_eq!(world.broker.published_at(0, 5), Some(ms(20_005)));
+}
+
+#[test]
+fn searches_that_take_long_are_for_few_buckets_at_a_time_and_leave_the_rest_of_the_time_to_publishing() {
+    let mut simulation = alone();
+    let slow = Hindrance::Slow { before: ms(400) - at(0), after: secs(0) };
+    simulation.world.database.hinder(Verb::Pending, at(5)..at(1000), slow);
+    simulation.at(at(19), |world| (0..8).for_each(|bucket| world.commit(bucket, [5], Ring::Silent)));
+    let world = simulation.run(at(100));
+    let answered = |seconds: u64| ms(seconds * 1000 + 400);
+    assert_eq!(times_of(&world, Verb::Pending), [10, 30, 50, 70, 90].map(answered));
+    let published: Vec<_> = (0..8).map(|bucket| world.broker.published_at(bucket, 5)).collect();
+    let found = |seconds: u64| Some(answered(seconds) + (ms(5) - at(0)));
+    assert_eq!(published, [30, 30, 50, 50, 70, 70, 90, 90].map(found));
+}
+
+#[test]
+fn the_first_search_comes_an_interval_after_the_first_buckets() {
+    let mut simulation = alone();
+    simulation.world.database.bucket_count = 1;
+    simulation.relay("b", at(1));
+    simulation.at(at(63), |world| world.order("a", Order::Stop));
+    let world = simulation.run(at(80));
+    let searches = world.calls(Verb::Pending).into_iter().filter(|call| call.relay == "b");
+    assert_eq!(searches.map(|call| call.at).collect::<Vec<_>>(), [at(73)], "a bucket that was gained is read anyway");
 }
 
 #[test]

@@ -89,6 +89,38 @@ fn a_message_whose_parking_could_not_be_noted_is_tried_again_and_noted_then() {
     assert_eq!(world.database.failures[&(0, 1)].failure.wait, None, "an operator sees that it is parked");
 }
 
+#[test]
+fn a_row_that_an_operator_removes_or_moves_while_it_is_on_its_way_holds_up_nobody_when_it_is_refused() {
+    for max_attempts in [1, 2, 3] {
+        let slow = || {
+            let mut simulation = a_key_refused_until(FOREVER);
+            simulation.world.broker.delay = secs(1);
+            simulation.settings.patience = Patience { max_attempts, park_patience: secs(0) };
+            simulation
+        };
+        let world = slow().run(at(30));
+        let tries = world.calls_for(Verb::Submit, 0);
+        let last = tries.iter().rfind(|call| call.ids().contains(&1)).expect("it was tried").at;
+
+        let mut simulation = slow();
+        simulation.at(last + Duration::from_millis(500), |world| {
+            world.database.skip(0, 1);
+            world.order("a", Order::LookAgain);
+        });
+        let world = simulation.run(last + secs(8));
+        assert!(world.database.is_empty() && world.database.failures.is_empty(), "removed, {max_attempts} attempts");
+
+        let mut simulation = slow();
+        simulation.at(last + Duration::from_millis(500), |world| {
+            world.database.label(0, 1, label("elsewhere", 1));
+            world.database.failures.remove(&(0, 1));
+            world.order("a", Order::LookAgain);
+        });
+        let world = simulation.run(last + secs(8));
+        assert_eq!(world.database.rows(0), [1], "the others of its key went on, {max_attempts} attempts");
+    }
+}
+
 /// Rows 1 and 3 are of a topic with trouble until 4, rows 2 and 4 of another.
 fn a_topic_in_trouble(trouble: Trouble) -> Simulation {
     let mut simulation = alone();

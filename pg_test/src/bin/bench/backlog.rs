@@ -65,12 +65,13 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
         cluster::reload(client)?;
         Ok(since)
     })?;
-    finish(bench, servers, results, topic, messages)?;
+    servers.enable(false)?;
+    read_back(bench, servers, results, topic, messages)?;
     Ok(drained)
 }
 
-/// The same, but all messages are committed at once, before the eyes of a relay that runs and has nothing to do. The clock
-/// starts with the answer to the commit.
+/// The same, but all messages are committed at once, before the eyes of a relay that runs and has nothing to do; it runs on
+/// afterwards. The clock starts with the answer to the commit.
 pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &Messages) -> Result<Drained> {
     let servers = bench.servers;
     let topic = &bench.new_topic("relay", messages.partitions)?;
@@ -83,12 +84,17 @@ pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &
         fill::outbox(servers.session()?, topic, &at_once)?;
         Ok(Instant::now())
     })?;
-    finish(bench, servers, results, topic, messages)?;
+    read_back(bench, servers, results, topic, messages)?;
     Ok(drained)
 }
 
-fn finish(bench: &Bench<'_>, servers: &Servers, results: &mut Results, topic: &str, messages: &Messages) -> Result<()> {
-    servers.enable(false)?;
+fn read_back(
+    bench: &Bench<'_>,
+    servers: &Servers,
+    results: &mut Results,
+    topic: &str,
+    messages: &Messages,
+) -> Result<()> {
     bench.terminal.draw(format_args!("{topic}: reading {} messages back", messages.count));
     results.records_read_back += read_back::check(&servers.broker, topic, messages, Headers::MessageId)?;
     servers.broker.delete_topic(topic)?;

@@ -141,7 +141,6 @@ fn flow(bench: &Bench<'_>, results: &mut Results, length: Duration) -> Result<u6
     wait::until_true("all messages have left the table", ARRIVE_AT_MOST, || is_empty(&mut client))?;
     let late = since.elapsed().saturating_sub(length);
     ensure!(late < ARRIVE_AT_MOST, "writer and relay fell {late:?} behind");
-    bench.servers.enable(false)?;
     results.records_read_back += read_back::check(&bench.servers.broker, &topic, &messages, Headers::MessageId)?;
     bench.servers.broker.delete_topic(&topic)?;
     bench.terminal.wipe();
