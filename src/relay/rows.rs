@@ -241,13 +241,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let fetched = self.store.fetch(bucket, after, limits, &mut batch);
         if fetched.is_ok() {
             let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
-            let took = self.clock.now().since(begun);
-            if lane.looks_again() {
-                lane.look_took += took;
-                self.looks.took(took);
-            } else if after == 0 {
-                // As in a bucket that has just been gained.
-                lane.look_took = took;
+            let looks_again = lane.looks_again();
+            // From the beginning, as in a bucket that has just been gained, is a look too.
+            if looks_again || after == 0 {
+                let took = self.clock.now().since(begun);
+                lane.look_took = if looks_again { lane.look_took + took } else { took };
                 self.looks.took(took);
             }
             if let Some((attempts, _)) = lane.unreadable.take() {

@@ -53,7 +53,7 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
     let topic = &bench.new_topic("relay", messages.partitions)?;
     let mut client = servers.session()?;
     servers.enable(false)?;
-    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+    servers.vacuum()?;
     bench.terminal.draw(format_args!("{topic}: enqueueing {} messages", messages.count));
     fill::outbox(servers.session()?, topic, messages)?;
     // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
@@ -66,7 +66,7 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
         Ok(since)
     })?;
     servers.enable(false)?;
-    read_back(bench, servers, results, topic, messages)?;
+    read_topic_back(bench, servers, results, topic, messages)?;
     Ok(drained)
 }
 
@@ -76,7 +76,7 @@ pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &
     let servers = bench.servers;
     let topic = &bench.new_topic("relay", messages.partitions)?;
     let mut client = servers.session()?;
-    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+    servers.vacuum()?;
     servers.enable(true)?;
     bench.terminal.draw(format_args!("{topic}: enqueueing {} messages in one transaction", messages.count));
     let at_once = Messages { a_commit: messages.count, ..messages.clone() };
@@ -84,11 +84,12 @@ pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &
         fill::outbox(servers.session()?, topic, &at_once)?;
         Ok(Instant::now())
     })?;
-    read_back(bench, servers, results, topic, messages)?;
+    read_topic_back(bench, servers, results, topic, messages)?;
     Ok(drained)
 }
 
-fn read_back(
+/// Reads a topic back that holds all messages, and deletes it.
+pub fn read_topic_back(
     bench: &Bench<'_>,
     servers: &Servers,
     results: &mut Results,

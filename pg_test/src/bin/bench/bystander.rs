@@ -126,7 +126,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
                 if let Some(Target::Outbox(_)) = target {
                     numbered::wait_until_empty(&mut client)?;
                     arrivals.read_run(base, || Some(fed))?;
-                    client.batch_execute("vacuum outbox.message").context("vacuum")?;
+                    servers.vacuum()?;
                 } else {
                     client.batch_execute("truncate raw_message").context("could not empty the raw table")?;
                 }

@@ -33,7 +33,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let mut elsewhere = bench.servers.cluster.connect("postgres")?;
     elsewhere.batch_execute(&format!("create database {BARE}")).context("could not make a database")?;
     // What earlier drains left behind would put off the first look at it, and with it the moment of all later ones.
-    bench.servers.session()?.batch_execute("vacuum outbox.message").context("vacuum")?;
+    bench.servers.vacuum()?;
     bench.servers.enable(true)?;
     bench.servers.cluster.set("autovacuum", "off")?;
     thread::sleep(SETTLE);

@@ -78,6 +78,11 @@ impl Servers {
         self.cluster.connect(DATABASE)
     }
 
+    /// Cleans away what was removed from the outbox.
+    pub fn vacuum(&self) -> Result<()> {
+        self.session()?.batch_execute("vacuum outbox.message").context("vacuum")
+    }
+
     /// The process ids of the relays.
     pub fn relays(&self) -> Result<Vec<i32>> {
         let rows = self

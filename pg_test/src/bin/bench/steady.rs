@@ -131,8 +131,8 @@ fn flat_out_run(
     arrivals: &mut Arrivals,
 ) -> Result<(f64, Vec<Look>)> {
     let servers = bench.servers;
+    servers.vacuum()?;
     let mut client = servers.session()?;
-    client.batch_execute("vacuum outbox.message")?;
     let statement = client.prepare(LAG)?;
     let base = arrivals.next_base();
     let removed = lag(&mut client, &statement)?.1;

@@ -102,7 +102,7 @@ impl Turns<'_> {
         let before = self.begin()?;
         let rows = self.write(Target::Outbox(TOPIC), a_commit, commits, base)?;
         numbered::wait_until_empty(&mut self.client)?;
-        self.client.batch_execute("vacuum outbox.message").context("vacuum")?;
+        self.bench.servers.vacuum()?;
         let written = self.written_since(before, rows)?;
         self.arrivals.read_run(base, || Some(rows))?;
         Ok(written)

@@ -14,9 +14,8 @@ use postgres::{Client, IsolationLevel};
 use crate::Bench;
 use crate::backlog;
 use crate::fill::Filler;
-use crate::messages::{Headers, Messages};
+use crate::messages::Messages;
 use crate::numerals::thousands;
-use crate::read_back;
 use crate::results::{Good, Ratio, Results, median};
 
 const GROUP: &str = "drain beside an old transaction";
@@ -57,7 +56,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         .get(0);
     transaction.rollback().context("could not end the transaction that holds the horizon")?;
 
-    bench.servers.session()?.batch_execute("vacuum outbox.message").context("vacuum")?;
+    bench.servers.vacuum()?;
     drains(bench, results, AFTER, around, &messages)?;
     starts(bench, results, AFTER)?;
 
@@ -141,9 +140,7 @@ fn flow(bench: &Bench<'_>, results: &mut Results, length: Duration) -> Result<u6
     wait::until_true("all messages have left the table", ARRIVE_AT_MOST, || is_empty(&mut client))?;
     let late = since.elapsed().saturating_sub(length);
     ensure!(late < ARRIVE_AT_MOST, "writer and relay fell {late:?} behind");
-    results.records_read_back += read_back::check(&bench.servers.broker, &topic, &messages, Headers::MessageId)?;
-    bench.servers.broker.delete_topic(&topic)?;
-    bench.terminal.wipe();
+    backlog::read_topic_back(bench, bench.servers, results, &topic, &messages)?;
     Ok(messages.count)
 }
 
