@@ -49,6 +49,9 @@ select bucket, state, backlog,
        oldest_created_at = (select min(m.created_at) from outbox.message m where m.bucket = b.bucket) as oldest,
        oldest_age between interval '0' and interval '10 minutes' as age
 from outbox.pg_stat_bucket b order by bucket;
+-- Ages are those of one moment, however long it takes to read the view.
+select count(distinct oldest_created_at + oldest_age) as moments, count(oldest_age) as ages
+from (select b.*, pg_sleep(0.01) from outbox.pg_stat_bucket b offset 0) b;
 
 -- A lease counts as long as it has not expired.
 insert into outbox.lease values
