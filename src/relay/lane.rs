@@ -14,6 +14,7 @@ use crate::message::Batch;
 use crate::order::Unit;
 
 use super::holds::{Hold, Holds};
+use super::looks::Cost;
 use super::ports::{Failure, FlightId};
 
 /// Rows that may be read between two looks at the whole bucket at the usual pace; so many more, so much later the next look,
@@ -42,12 +43,13 @@ pub(super) struct Lane {
     ready: bool,
     /// Rows up to this id were read, and are removed, in flight or held.
     position: i64,
-    /// Rows read since the last look at the whole bucket for safety's sake, when that was, what it took, and up to where it
-    /// has to get before the next.
+    /// Rows read since the last look at the whole bucket for safety's sake, when that was, and up to where it has to get
+    /// before the next.
     read: usize,
     looked_at: Option<Time>,
-    pub look_took: Duration,
     rescan_to: i64,
+    /// What such a look takes.
+    pub look: Cost,
 }
 
 impl Lane {
@@ -65,8 +67,8 @@ impl Lane {
             position: 0,
             read: 0,
             looked_at: None,
-            look_took: Duration::ZERO,
             rescan_to: 0,
+            look: Cost::default(),
         }
     }
 
@@ -98,7 +100,7 @@ impl Lane {
         }
         self.rescan_to = self.position;
         self.looked_at = Some(now);
-        self.look_took = Duration::ZERO;
+        self.look.looked(Duration::ZERO);
         self.read = 0;
         self.rescan();
     }

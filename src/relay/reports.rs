@@ -137,6 +137,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         self.window.remove(flight.batch.len(), flight.batch.bytes());
         let (bucket, notes) = (flight.lease.bucket, failed.len());
         if let Some(lane) = self.lanes.get_mut(&bucket) {
+            lane.look.removed(removal.map_or(0, |removal| removal.len));
             if flight.orphaned {
                 // The bucket came back meanwhile, and the rows are still there.
                 lane.landed(id, Some(flight.batch.id(0)));

@@ -44,7 +44,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if self.lanes.is_empty() || now < self.looks.due(self.settings.poll_interval) {
             return Ok(());
         }
-        let next = self.looks.next(self.lanes.iter().map(|(bucket, lane)| (*bucket, lane.look_took)));
+        let next = self.looks.next(self.lanes.iter().map(|(bucket, lane)| (*bucket, lane.look.expected())));
         // A busy bucket has rows anyway: what its batch has passed over is looked for behind it.
         let (busy, quiet): (Vec<Bucket>, Vec<Bucket>) =
             next.buckets.iter().partition(|bucket| self.lanes[*bucket].flight.is_some());
@@ -52,9 +52,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let took = self.clock.now().since(now);
         for bucket in &quiet {
             let lane = self.lanes.get_mut(bucket).expect("looking changes no lanes");
-            lane.look_took = took / quiet.len() as u32;
+            lane.look.looked(took / quiet.len() as u32);
         }
-        let to_come = busy.iter().map(|bucket| self.lanes[bucket].look_took).sum();
+        let to_come = busy.iter().map(|bucket| self.lanes[bucket].look.last).sum();
         self.looks.looked(&next, now, took, to_come);
         for bucket in busy.into_iter().chain(pending) {
             if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
@@ -245,7 +245,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             // From the beginning, as in a bucket that has just been gained, is a look too.
             if looks_again || after == 0 {
                 let took = self.clock.now().since(begun);
-                lane.look_took = if looks_again { lane.look_took + took } else { took };
+                lane.look.looked(if looks_again { lane.look.last + took } else { took });
                 self.looks.took(took);
             }
             if let Some((attempts, _)) = lane.unreadable.take() {

@@ -39,6 +39,15 @@ fn searches_that_take_long_are_for_few_buckets_at_a_time_and_leave_the_rest_of_t
 }
 
 #[test]
+fn where_very_many_rows_were_removed_the_search_after_that_is_for_few_buckets_at_a_time() {
+    let mut simulation = alone();
+    simulation.at(at(1), |world| (0..8).for_each(|bucket| world.commit(bucket, 1..=30_000, Ring::Bucket)));
+    let world = simulation.run(at(29));
+    assert!(world.database.is_empty());
+    assert_eq!(times_of(&world, Verb::Pending), [&[at(10); 8][..], &[at(20)]].concat());
+}
+
+#[test]
 fn the_first_search_comes_an_interval_after_the_first_buckets() {
     let mut simulation = alone();
     simulation.world.database.bucket_count = 1;
