@@ -201,8 +201,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 self.hand_over(id);
                 return Ok(true);
             }
-            // It was missing just before, too: what is noted of it says that it is there, but it cannot be read.
-            None if lane.missing_at.is_some_and(|at| now < at + self.settings.error_backoff) => {
+            // So it was just before: what is noted of it says that it is there, but it cannot be read.
+            _ if lane.missing_at.is_some_and(|at| now < at + self.settings.error_backoff) => {
                 hold.retry_at = Some(later);
             }
             // Somebody has removed it, or sent it elsewhere, and what is noted of it means nothing or something else.

@@ -33,6 +33,8 @@ pub(crate) struct Database {
     pub failures: BTreeMap<(Bucket, i64), Noted>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
+    /// Rows that are there, but that no fetch gives.
+    pub hidden: BTreeSet<(Bucket, i64)>,
     /// What acquisitions were told to look at first.
     pub hints: Vec<BTreeSet<Bucket>>,
     /// Where reading began: bucket and position.
@@ -170,6 +172,7 @@ impl Default for Database {
             rounds_in_turn: true,
             failures: BTreeMap::new(),
             damaged: None,
+            hidden: BTreeSet::new(),
             hints: Vec::new(),
             read_from: Vec::new(),
             fences: Vec::new(),
@@ -689,7 +692,8 @@ impl Store for Seat<'_> {
             let database = &world.database;
             let value = vec![0; database.value_size];
             let mut more = false;
-            for (id, serial) in rows.into_iter().filter(|(id, _)| *id > after) {
+            let given = |id| id > after && !database.hidden.contains(&(bucket, id));
+            for (id, serial) in rows.into_iter().filter(|(id, _)| given(*id)) {
                 if batch.len() >= limits.rows || batch.bytes() >= limits.bytes {
                     more = true;
                     break;

@@ -277,6 +277,18 @@ fn the_note_of_a_refused_row_that_somebody_has_removed_ends() {
 }
 
 #[test]
+fn a_refused_row_that_is_noted_but_cannot_be_read_is_asked_for_once_a_backoff() {
+    let mut simulation = a_key_refused_until(at(5));
+    simulation.at(at(3), |world| _ = world.database.hidden.insert((0, 1)));
+    simulation.at(at(13), |world| world.database.hidden.clear());
+    let backoff = simulation.settings.error_backoff;
+    let world = simulation.run(at(40));
+    let asked = world.calls(Verb::Failures).iter().filter(|call| (at(3)..at(13)).contains(&call.at)).count();
+    assert!((1..=(secs(10).as_millis() / backoff.as_millis()) as usize + 1).contains(&asked), "{asked} times");
+    assert!(world.database.is_empty() && world.database.failures.is_empty());
+}
+
+#[test]
 fn a_topic_without_answers_holds_up_itself_only_and_goes_on_at_once() {
     let mut simulation = alone();
     labelled(&mut simulation, 0, &[label("silent", 1), label("events", 1), label("silent", 2), label("events", 2)]);
