@@ -107,7 +107,7 @@ select b.bucket,
        end as state,
        (select count(*) from (select from outbox.message m where m.bucket = b.bucket limit 1000) c) as backlog,
        o.created_at as oldest_created_at,
-       -- One moment for all rows, or the time that the view itself takes would count as waiting.
+       -- One moment for all rows, however long the view takes to read them.
        (select pg_catalog.clock_timestamp()) - o.created_at as oldest_age,
        coalesce(s.acknowledged, 0) as acknowledged,
        s.last_acknowledged_at,

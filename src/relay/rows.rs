@@ -1,5 +1,7 @@
 //! The way out: which buckets may have rows, and a batch of each on its way.
 
+use std::time::Duration;
+
 use tracing::{debug, info, warn};
 
 use crate::broken::{Rule, broken};
@@ -54,13 +56,18 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             let lane = self.lanes.get_mut(bucket).expect("looking changes no lanes");
             lane.look.looked(took / quiet.len() as u32);
         }
-        let to_come = busy.iter().map(|bucket| self.lanes[bucket].look.last).sum();
-        self.looks.looked(&next, now, took, to_come);
-        for bucket in busy.into_iter().chain(pending) {
-            if let Some(lane) = self.lanes.get_mut(&bucket).filter(|_| !broken(Rule::SafetyRescan)) {
-                lane.rescan_for_safety(now, self.settings.poll_interval);
+        let mut to_come = Duration::ZERO;
+        for bucket in busy.iter().chain(&pending) {
+            if let Some(lane) = self.lanes.get_mut(bucket).filter(|_| !broken(Rule::SafetyRescan)) {
+                let expected = lane.look.expected();
+                let comes = lane.rescan_for_safety(now, self.settings.poll_interval);
+                // At what was quiet the look has been; that at what is busy is still to come, unless it is put off.
+                if comes && lane.flight.is_some() {
+                    to_come += expected;
+                }
             }
         }
+        self.looks.looked(&next, now, took, to_come);
         Ok(())
     }
 

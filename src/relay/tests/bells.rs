@@ -1,6 +1,8 @@
 //! Bells are hints: none is lost while the relay is busy, none replaces the search for rows that rang none, and none of a
 //! bucket that is not its own wakes a relay.
 
+use std::time::Duration;
+
 use crate::clock::Time;
 use crate::relay::ports::Order;
 use crate::simulate::{Call, Hindrance, Ring, Verb, World};
@@ -45,6 +47,20 @@ fn where_very_many_rows_were_removed_the_search_after_that_is_for_few_buckets_at
     let world = simulation.run(at(29));
     assert!(world.database.is_empty());
     assert_eq!(times_of(&world, Verb::Pending), [&[at(10); 8][..], &[at(20)]].concat());
+}
+
+#[test]
+fn searches_behind_what_is_in_flight_wait_for_each_other_where_very_many_rows_were_removed() {
+    let mut simulation = alone();
+    simulation.world.broker.delay = ms(200) - at(0);
+    simulation.at(at(1), |world| (0..8).for_each(|bucket| world.commit(bucket, 1..=60_000, Ring::Bucket)));
+    simulation.at(ms(9_990), |world| (0..8).for_each(|bucket| world.commit(bucket, [60_001], Ring::Bucket)));
+    let world = simulation.run(at(19));
+    assert!(world.database.is_empty());
+    let next = ms(10_000) + Duration::from_millis(120) * 50;
+    let [first, second] =
+        [at(10), next].map(|at| world.calls(Verb::Pending).iter().filter(|call| call.at == at).count());
+    assert_eq!((first, second), (1, 7), "60,000 rows may take 120 ms, and then nothing does for 49 times as long");
 }
 
 #[test]
