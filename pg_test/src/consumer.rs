@@ -64,8 +64,16 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Follows all partitions that `topics` have now.
+    /// Follows all partitions that `topics` have now, and fetches ahead whether or not anything is read.
     pub fn follow(bootstrap: &str, topics: &[&str]) -> Result<Consumer> {
+        let consumer = Consumer::counter(bootstrap, topics)?;
+        let assignment = consumer.all_partitions(Offset::Beginning)?;
+        consumer.client.assign(&assignment).context("could not assign partitions")?;
+        Ok(consumer)
+    }
+
+    /// Only counts what the partitions hold that `topics` have now, and fetches nothing.
+    pub fn counter(bootstrap: &str, topics: &[&str]) -> Result<Consumer> {
         let client: BaseConsumer = client_settings(bootstrap)
             // librdkafka wants a group even from a consumer that joins none and commits nothing.
             .set("group.id", "reads-everything")
@@ -78,19 +86,34 @@ impl Consumer {
             .set("queued.min.messages", "1000000")
             .create()
             .context("could not make a consumer")?;
-        let mut assignment = TopicPartitionList::new();
         let mut positions = HashMap::new();
         for topic in topics {
             let metadata = client.fetch_metadata(Some(topic), ANSWER_AT_MOST).context("metadata")?;
             let partitions = metadata.topics().first().map_or(0, |topic| topic.partitions().len());
             ensure!(partitions > 0, "there is no topic {topic}");
             for partition in 0..partitions as i32 {
-                assignment.add_partition_offset(topic, partition, Offset::Beginning).context("assignment")?;
                 positions.insert(((*topic).to_owned(), partition), 0);
             }
         }
-        client.assign(&assignment).context("could not assign partitions")?;
         Ok(Consumer { client, positions })
+    }
+
+    /// Fetches nothing until [`Self::resume`], and forgets what it has fetched ahead.
+    pub fn pause(&self) -> Result<()> {
+        self.client.pause(&self.all_partitions(Offset::Invalid)?).context("could not pause")
+    }
+
+    /// Goes on where it was left.
+    pub fn resume(&self) -> Result<()> {
+        self.client.resume(&self.all_partitions(Offset::Invalid)?).context("could not resume")
+    }
+
+    fn all_partitions(&self, offset: Offset) -> Result<TopicPartitionList> {
+        let mut all = TopicPartitionList::new();
+        for (topic, partition) in self.positions.keys() {
+            all.add_partition_offset(topic, *partition, offset).context("a list of partitions")?;
+        }
+        Ok(all)
     }
 
     /// The next record, if one comes in time.

@@ -61,6 +61,23 @@ impl Arrivals {
         self.read
     }
 
+    /// Leaves broker and processors alone until [`Self::read_past_run`].
+    pub fn pause(&self) -> Result<()> {
+        self.consumer.pause()
+    }
+
+    /// Reads a run that is over, paused before and after it.
+    pub fn read_past_run(&mut self, base: u64, total: u64) -> Result<()> {
+        self.consumer.resume()?;
+        self.read_run(base, || Some(total))?;
+        self.pause()
+    }
+
+    /// Follows again.
+    pub fn resume(&self) -> Result<()> {
+        self.consumer.resume()
+    }
+
     /// Reads a run whose writers began above `base`, as it happens. Ends when `total` says how many there are and all have
     /// been read; an error tells what was lost, repeated or out of order.
     pub fn read_run(&mut self, base: u64, mut total: impl FnMut() -> Option<u64>) -> Result<Vec<Arrival>> {

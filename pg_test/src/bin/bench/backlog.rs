@@ -9,7 +9,7 @@ use outbox_relay_pg_test::process;
 use postgres::{Client, Statement};
 
 use crate::Bench;
-use crate::fill;
+use crate::fill::{self, Filler};
 use crate::messages::{Headers, Messages};
 use crate::read_back;
 use crate::results::Results;
@@ -31,6 +31,8 @@ pub struct Drained {
     pub processor: Duration,
     /// The most anonymous memory that one of the relays had meanwhile, in bytes.
     pub memory: u64,
+    /// How many messages were removed when, by the looks.
+    progress: Vec<(Duration, u64)>,
     /// The part of the messages that the least busy relay removed: 1 of one relay, a quarter at best of four.
     pub smallest_part: f64,
 }
@@ -39,6 +41,14 @@ impl Drained {
     /// Messages a second.
     pub fn rate(&self, messages: &Messages) -> f64 {
         messages.count as f64 / self.took.as_secs_f64()
+    }
+
+    /// Messages a second from when `first` were removed until `past` were.
+    pub fn rate_between(&self, first: u64, past: u64) -> Result<f64> {
+        let at = |count| self.progress.iter().find(|(_, removed)| *removed >= count).context("it was not drained");
+        let ((begun, first), (ended, past)) = (at(first)?, at(past)?);
+        ensure!(begun < ended, "the drain was too short to be told in parts");
+        Ok((past - first) as f64 / (*ended - *begun).as_secs_f64())
     }
 }
 
@@ -71,7 +81,7 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
 }
 
 /// The same, but all messages are committed at once, before the eyes of a relay that runs and has nothing to do; it runs on
-/// afterwards. The clock starts with the answer to the commit.
+/// afterwards. The clock starts with the commit.
 pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &Messages) -> Result<Drained> {
     let servers = bench.servers;
     let topic = &bench.new_topic("relay", messages.partitions)?;
@@ -79,10 +89,12 @@ pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &
     servers.vacuum()?;
     servers.enable(true)?;
     bench.terminal.draw(format_args!("{topic}: enqueueing {} messages in one transaction", messages.count));
-    let at_once = Messages { a_commit: messages.count, ..messages.clone() };
+    let mut filler = Filler::new(servers.session()?, messages)?;
+    filler.uncommitted(topic, messages)?;
     let drained = watch(servers, &mut client, messages, |_| {
-        fill::outbox(servers.session()?, topic, &at_once)?;
-        Ok(Instant::now())
+        let since = Instant::now();
+        filler.commit()?;
+        Ok(since)
     })?;
     read_topic_back(bench, servers, results, topic, messages)?;
     Ok(drained)
@@ -120,7 +132,7 @@ fn watch(
         .prepare("select messages from outbox.relay_status() where pid is not null order by pid")
         .context("could not ask for the counters of the relays")?;
     let before = removed(client, &counters)?;
-    let mut memory = 0;
+    let (mut memory, mut progress) = (0, Vec::new());
     let processor = processor_time(&relays)?;
     let since = begin(client)?;
     let (took, parts) = loop {
@@ -132,6 +144,7 @@ fn watch(
         ensure!(now.len() == before.len(), "of {} relays {} are left", before.len(), now.len());
         let parts: Vec<u64> = now.iter().zip(&before).map(|(now, before)| (now - before) as u64).collect();
         let done: u64 = parts.iter().sum();
+        progress.push((took, done));
         if done >= count {
             break (took, parts);
         }
@@ -142,7 +155,13 @@ fn watch(
     let empty: bool = client.query_one("select not exists (select from outbox.message)", &[])?.get(0);
     ensure!(empty, "{count} messages were counted as removed, but outbox.message is not empty");
     let smallest_part = parts.into_iter().min().unwrap_or_default() as f64 / count as f64;
-    Ok(Drained { took, processor, memory, smallest_part })
+    Ok(Drained { took, processor, memory, progress, smallest_part })
+}
+
+/// What all relays have removed since they started.
+pub fn removed_so_far(client: &mut Client) -> Result<i64> {
+    let row = client.query_one("select coalesce(sum(messages), 0)::bigint from outbox.relay_status()", &[]);
+    Ok(row.context("could not read the counters of the relays")?.get(0))
 }
 
 /// What each relay has removed since it started.

@@ -9,6 +9,9 @@
 //! same shape that nobody reads, and beside that feeder a producer that sends as many records, made of nothing. The first
 //! control is the price of writing the rows at all; the second is what rows in a table and records in Kafka cost on this
 //! machine, whoever moves them. What is between that and busy is the relay's own. The short mode has the first two turns only.
+//!
+//! What was in fact written and removed meanwhile is reported beside it: where the processors are full, it may be less than asked
+//! for. The first rounds are not measured, for tables and caches that nobody has touched yet make them slower.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +29,7 @@ use crate::results::{Good, Ratio, Results, median, median_of_ratios, percentile}
 use crate::servers::{DATABASE, Servers};
 
 const GROUP: &str = "bystander";
+const MOVED: &str = "messages beside the bystander";
 const CORES: &str = "cores in use beside the bystander";
 const BYSTANDER: &str = "bystander";
 const TOPIC: &str = "bystander";
@@ -39,6 +43,8 @@ const CLIENTS: usize = 8;
 const A_COMMIT: u64 = 1_000;
 /// By which the feeder begins before the bystander and goes on after it.
 const MARGIN: Duration = Duration::from_secs(1);
+/// Rounds before the first that is measured.
+const UNMEASURED: usize = 2;
 const PERCENTS: [usize; 3] = [50, 95, 99];
 
 /// What else happens while the bystander works: a feeder of this table, and a producer beside it.
@@ -83,6 +89,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         servers.broker.create_topic(topic, PARTITIONS, &[])?;
     }
     let mut arrivals = Arrivals::follow(&servers.broker.bootstrap(), TOPIC)?;
+    arrivals.pause()?;
     let mut client = servers.session()?;
     raw::make_table(&mut client)?;
     servers.enable(true)?;
@@ -98,9 +105,10 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 
     let turns = bench.pick(&TURNS[..OF_R8], &TURNS);
     let mut series = vec![[const { Vec::<f64>::new() }; PERCENTS.len()]; turns.len()];
-    for round in 1..=bench.rounds {
+    for round in 0..UNMEASURED + bench.rounds {
+        let measured = round >= UNMEASURED;
         for (Turn { who, feeder: target, producer, part }, series) in turns.iter().zip(&mut series) {
-            bench.terminal.draw(format_args!("round {round} of {}: {who}", bench.rounds));
+            bench.terminal.draw(format_args!("round {} of {}: {who}", round + 1, UNMEASURED + bench.rounds));
             let base = arrivals.next_base();
             let feed = drain * part;
             let feeder = target.map(|target| start_feeder(bench, target, seconds, feed, base)).transpose()?;
@@ -111,21 +119,35 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
             let mut load = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
             load.rate = Some(rate);
             load.log = true;
-            let cores = Cores::begin(servers)?;
+            let (cores, removed, since) =
+                (Cores::begin(servers)?, backlog::removed_so_far(&mut client)?, Instant::now());
             let outcome = pgbench::run(servers, &load)?;
-            cores.end(servers, results, who)?;
+            let moved = (backlog::removed_so_far(&mut client)? - removed) as f64 / since.elapsed().as_secs_f64();
+            if measured {
+                cores.end(servers, results, who)?;
+            }
             producer.map(raw::Paced::finish).transpose()?;
             let mut times: Vec<f64> =
                 outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
             times.sort_unstable_by(f64::total_cmp);
-            for (samples, percent) in series.iter_mut().zip(PERCENTS) {
-                samples.push(percentile(&times, percent));
+            if measured {
+                for (samples, percent) in series.iter_mut().zip(PERCENTS) {
+                    samples.push(percentile(&times, percent));
+                }
             }
             if let Some(feeder) = feeder {
-                let fed = feeder.finish()?.transactions * A_COMMIT;
+                let feeder = feeder.finish()?;
+                let fed = feeder.transactions * A_COMMIT;
+                if measured {
+                    results.add(MOVED, who, "written", "messages/s", feeder.rate * A_COMMIT as f64);
+                    results.note(MOVED, who, "written", &format!("of {feed:.0} asked for"));
+                    if matches!(target, Some(Target::Outbox(_))) {
+                        results.add(MOVED, who, "removed by the relay", "messages/s", moved);
+                    }
+                }
                 if let Some(Target::Outbox(_)) = target {
                     numbered::wait_until_empty(&mut client)?;
-                    arrivals.read_run(base, || Some(fed))?;
+                    arrivals.read_past_run(base, fed)?;
                     servers.vacuum()?;
                 } else {
                     client.batch_execute("truncate raw_message").context("could not empty the raw table")?;
@@ -162,7 +184,7 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         aim: Some(0.95),
         method: format!(
             "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
-             the relay gets {quarter:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns, median of their \
+             the relay gets {quarter:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns after {UNMEASURED} that were not measured, median of their \
              ratios{controls}",
             bench.rounds
         ),

@@ -3,7 +3,7 @@
 //! Reason: a backlog is drained once, but a relay must keep up for ever, with writers that take the same cores. Falling behind
 //! shows as an age of the oldest unsent row that grows; a constant age is only a delay.
 //!
-//! Flat out: pgbench commits one message at a time as fast as it can beside the relay. A session looks ten times a second how
+//! Flat out: pgbench commits one message at a time as fast as it can beside the relay. A session looks up to ten times a second how
 //! old the oldest unsent row of any bucket is and how many ids are not removed yet. The growth is the median slope of all
 //! pairs of looks in the second half of the run (Theil and Sen), which one slow look cannot bend.
 //!
@@ -49,7 +49,10 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 
     let cases: &[(usize, bool)] =
         bench.pick(&[(8, true), (16, false)], &[(8, true), (16, true), (8, false), (16, false)]);
+    // Who writes flat out shares the machine with writers and relay alone.
+    arrivals.pause()?;
     let rates = flat_out(bench, cases, &mut arrivals, results)?;
+    arrivals.resume()?;
     on_schedule(bench, rates, &mut arrivals, results)?;
     results.records_read_back += arrivals.read();
     servers.enable(false)
@@ -64,6 +67,8 @@ struct Look {
     age: f64,
     /// Ids drawn whose messages are not removed.
     unsent: f64,
+    /// How long the look itself took, in milliseconds.
+    took: f64,
 }
 
 /// Runs every case and returns the rate of the first one.
@@ -79,6 +84,7 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
         let age = median(&ages);
         let age_max = highest(|look| look.age);
         let unsent = highest(|look| look.unsent);
+        let took = median(&looks.iter().map(|look| look.took).collect::<Vec<_>>());
         let case = format!("flat out, {clients} clients, synchronous_commit {}", if *flushed { "on" } else { "off" });
         bench.terminal.good(format_args!(
             "{case}: {rate:.0} messages/s; age of the oldest {age:.1} ms, at most {age_max:.1} ms, growth {growth:.3} ms/s; \
@@ -98,10 +104,11 @@ fn flat_out(bench: &Bench<'_>, cases: &[(usize, bool)], arrivals: &mut Arrivals,
                 "median slope of all pairs of looks of the second half",
             ),
             ("age of the oldest unsent row, median look", "ms", "since outbox.enqueue was called, so with the commit"),
-            ("age of the oldest unsent row, highest look", "ms", "one look of ten a second"),
+            ("age of the oldest unsent row, highest look", "ms", "one look of up to ten a second"),
             ("unsent messages, highest look", "messages", "ids drawn and not removed: with those not committed yet"),
+            ("a look itself, median", "ms", "100 ms after the last; it shares the machine too"),
         ];
-        for ((who, unit, note), value) in columns.into_iter().zip([rate, growth, age, age_max, unsent]) {
+        for ((who, unit, note), value) in columns.into_iter().zip([rate, growth, age, age_max, unsent, took]) {
             results.add_series(GROUP, &case, who, unit, vec![value], note);
         }
     }
@@ -144,8 +151,10 @@ fn flat_out_run(
     let since = Instant::now();
     let mut looks = Vec::new();
     while writers.goes_on()? {
+        let at = since.elapsed();
         let (age, drawn) = lag.look()?;
-        let look = Look { at: since.elapsed().as_secs_f64(), age, unsent: drawn - removed };
+        let took = (since.elapsed() - at).as_secs_f64() * 1000.0;
+        let look = Look { at: at.as_secs_f64(), age, unsent: drawn - removed, took };
         bench.terminal.draw(format_args!(
             "{clients} clients: the oldest unsent row is {age:.0} ms old, {:.0} unsent",
             look.unsent
@@ -155,7 +164,7 @@ fn flat_out_run(
     }
     let outcome = writers.finish()?;
     numbered::wait_until_empty(&mut lag.client)?;
-    arrivals.read_run(base, || Some(outcome.transactions))?;
+    arrivals.read_past_run(base, outcome.transactions)?;
     bench.terminal.wipe();
     Ok((outcome.rate, looks))
 }
