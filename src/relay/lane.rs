@@ -91,19 +91,19 @@ impl Lane {
     }
 
     /// The same for safety's sake only: not before the last one has been done, and later where very many rows were read since:
-    /// what was removed of them is waded through, as is what is held. Whether it comes now.
-    pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) -> bool {
+    /// what was removed of them is waded through, as is what is held. What it is expected to
+    /// take, if it comes now.
+    pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) -> Option<Duration> {
         let under_way = self.ready && self.looks_again() && !self.is_blocked();
         let later = interval.saturating_mul((self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32);
         if under_way || self.looked_at.is_some_and(|at| now < at + later) {
-            return false;
+            return None;
         }
         self.rescan_to = self.position;
         self.looked_at = Some(now);
-        self.look.looked(Duration::ZERO);
         self.read = 0;
         self.rescan();
-        true
+        Some(self.look.begin())
     }
 
     /// Whether what is read next has been read before.

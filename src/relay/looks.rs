@@ -8,6 +8,7 @@
 //! take no more than a fiftieth of the time, but for six intervals at most: a round is over after sixty of them and the looks
 //! themselves.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::bucket::Bucket;
@@ -34,18 +35,18 @@ pub(super) struct Looks {
     next: Option<Bucket>,
     /// When the last part of it began.
     begun: Time,
-    /// What that took, beside looks that come only behind what is in flight.
+    /// What that took so far, and what is to come of it behind what is in flight.
     took: Duration,
-    /// What those took the time before, and have taken now.
     to_come: Duration,
-    came: Duration,
 }
 
 /// What a look at a bucket may take: as long as the last one, and what was removed since.
 #[derive(Debug, Default)]
 pub(super) struct Cost {
-    pub last: Duration,
+    last: Duration,
     removed: u32,
+    /// What is expected of a look that has begun and is still to come.
+    to_come: Duration,
 }
 
 impl Cost {
@@ -56,7 +57,25 @@ impl Cost {
 
     /// A look has taken this long.
     pub fn looked(&mut self, took: Duration) {
-        *self = Self { last: took, removed: 0 };
+        *self = Self { last: took, ..Self::default() };
+    }
+
+    /// A look begins, and comes as batches of the bucket are read. What it is expected to take.
+    pub fn begin(&mut self) -> Duration {
+        let to_come = self.expected();
+        *self = Self { to_come, ..Self::default() };
+        to_come
+    }
+
+    /// A batch of a look has taken this long. Returns what was to come: what was removed lies in front of the first batch.
+    pub fn came(&mut self, is_first: bool, took: Duration) -> Duration {
+        let to_come = mem::take(&mut self.to_come);
+        if is_first {
+            self.looked(took);
+        } else {
+            self.last += took;
+        }
+        to_come
     }
 
     pub fn expected(&self) -> Duration {
@@ -75,12 +94,12 @@ impl Looks {
     /// The first round begins an interval from now: what was just gained is read from its beginning anyway.
     pub fn new(now: Time) -> Self {
         let nothing = Duration::ZERO;
-        Self { round: now, next: None, begun: now, took: nothing, to_come: nothing, came: nothing }
+        Self { round: now, next: None, begun: now, took: nothing, to_come: nothing }
     }
 
     /// When the next looks may come.
     pub fn due(&self, interval: Duration) -> Time {
-        let took = self.took + self.to_come.max(self.came);
+        let took = self.took + self.to_come;
         let wait = took.saturating_mul(PART - 1).min(interval.saturating_mul(BETWEEN_MAX));
         let part = self.begun + took + wait;
         if self.next.is_some() { part } else { part.max(self.round + interval) }
@@ -100,18 +119,19 @@ impl Looks {
         Next { buckets, then: None }
     }
 
-    /// These are being looked at since then, which has taken so long; those behind what is in flight took `to_come` last.
+    /// These are being looked at since then, which has taken so long; that of `to_come` comes behind what is in flight.
     pub fn looked(&mut self, next: &Next, begun: Time, took: Duration, to_come: Duration) {
         if self.next.is_none() {
             self.round = begun;
         }
         let round = self.round;
-        *self = Self { round, next: next.then, begun, took, to_come, came: Duration::ZERO };
+        *self = Self { round, next: next.then, begun, took, to_come };
     }
 
-    /// A look behind what was in flight has taken this long.
-    pub fn took(&mut self, time: Duration) {
-        self.came += time;
+    /// A look of which this was to come has taken so long.
+    pub fn came(&mut self, to_come: Duration, took: Duration) {
+        self.to_come = self.to_come.saturating_sub(to_come);
+        self.took += took;
     }
 }
 
@@ -183,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_was_removed_since_the_last_look_is_expected_to_take_its_time() {
-        let mut costs = [const { Cost { last: Duration::ZERO, removed: 0 } }; 8];
+        let mut costs = <[Cost; 8]>::default();
         let buckets = |costs: &[Cost]| {
             let all = costs.iter().enumerate().map(|(bucket, cost)| (bucket as Bucket, cost.expected()));
             Looks::new(NOW).next(all).buckets.len()
@@ -211,14 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn looks_behind_what_is_in_flight_count_by_what_they_took_last_and_by_what_they_take() {
+    fn looks_behind_what_is_in_flight_count_by_what_is_expected_until_they_come_and_then_by_what_they_take() {
         let mut looks = Looks::new(NOW);
         let next = looks.next([(0, ms(300)), (1, ms(300))].into_iter());
         assert_eq!(next.buckets, [0]);
         looks.looked(&next, NOW, ms(0), ms(300));
-        looks.took(ms(200));
-        assert_eq!(looks.due(INTERVAL), NOW + ms(15_000));
-        looks.took(ms(200));
+        looks.came(ms(300), ms(200));
+        assert_eq!(looks.due(INTERVAL), NOW + ms(10_000));
+        looks.came(ms(0), ms(200));
         assert_eq!(looks.due(INTERVAL), NOW + ms(20_000));
     }
 

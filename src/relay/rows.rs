@@ -59,12 +59,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut to_come = Duration::ZERO;
         for bucket in busy.iter().chain(&pending) {
             if let Some(lane) = self.lanes.get_mut(bucket).filter(|_| !broken(Rule::SafetyRescan)) {
-                let expected = lane.look.expected();
-                let comes = lane.rescan_for_safety(now, self.settings.poll_interval);
-                // At what was quiet the look has been; that at what is busy is still to come, unless it is put off.
-                if comes && lane.flight.is_some() {
-                    to_come += expected;
-                }
+                to_come += lane.rescan_for_safety(now, self.settings.poll_interval).unwrap_or_default();
             }
         }
         self.looks.looked(&next, now, took, to_come);
@@ -248,12 +243,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let fetched = self.store.fetch(bucket, after, limits, &mut batch);
         if fetched.is_ok() {
             let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
-            let looks_again = lane.looks_again();
             // From the beginning, as in a bucket that has just been gained, is a look too.
-            if looks_again || after == 0 {
+            if lane.looks_again() || after == 0 {
                 let took = self.clock.now().since(begun);
-                lane.look.looked(if looks_again { lane.look.last + took } else { took });
-                self.looks.took(took);
+                self.looks.came(lane.look.came(after == 0, took), took);
             }
             if let Some((attempts, _)) = lane.unreadable.take() {
                 self.unreadable.forget(&bucket);
