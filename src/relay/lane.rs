@@ -91,8 +91,7 @@ impl Lane {
     }
 
     /// The same for safety's sake only: not before the last one has been done, and later where very many rows were read since:
-    /// what was removed of them is waded through, as is what is held. What it is expected to
-    /// take, if it comes now.
+    /// what was removed of them is waded through, as is what is held. Returns what it is expected to take, if it comes now.
     pub fn rescan_for_safety(&mut self, now: Time, interval: Duration) -> Option<Duration> {
         let under_way = self.ready && self.looks_again() && !self.is_blocked();
         let later = interval.saturating_mul((self.read / READ_BETWEEN_LOOKS).min(LOOK_LATER_MAX) as u32);

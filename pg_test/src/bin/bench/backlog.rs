@@ -128,9 +128,7 @@ fn watch(
     let at_most = BEGIN_AT_MOST + Duration::from_secs(seconds);
     let relays = servers.relays()?;
     ensure!(!relays.is_empty(), "there is no relay");
-    let counters = client
-        .prepare("select messages from outbox.relay_status() where pid is not null order by pid")
-        .context("could not ask for the counters of the relays")?;
+    let counters = counters(client)?;
     let before = removed(client, &counters)?;
     let (mut memory, mut progress) = (0, Vec::new());
     let processor = processor_time(&relays)?;
@@ -160,8 +158,14 @@ fn watch(
 
 /// What all relays have removed since they started.
 pub fn removed_so_far(client: &mut Client) -> Result<i64> {
-    let row = client.query_one("select coalesce(sum(messages), 0)::bigint from outbox.relay_status()", &[]);
-    Ok(row.context("could not read the counters of the relays")?.get(0))
+    let counters = counters(client)?;
+    Ok(removed(client, &counters)?.into_iter().sum())
+}
+
+fn counters(client: &mut Client) -> Result<Statement> {
+    client
+        .prepare("select messages from outbox.relay_status() where pid is not null order by pid")
+        .context("could not ask for the counters of the relays")
 }
 
 /// What each relay has removed since it started.
