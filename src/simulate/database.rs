@@ -113,7 +113,7 @@ pub(crate) struct Noted {
     pub failure: Failure,
     /// On the database's clock.
     first_failed_at: Time,
-    next_try_at: Option<Time>,
+    pub next_try_at: Option<Time>,
 }
 
 /// Topic and key of a message. Without a key its bucket, which it names as its partition, is its unit of order.

@@ -2,8 +2,9 @@
 //! bucket that is not its own wakes a relay.
 
 use crate::clock::Time;
+use crate::policy::{Policy, TopicRule};
 use crate::relay::ports::Order;
-use crate::simulate::{Call, Hindrance, Ring, Verb, World};
+use crate::simulate::{Call, Hindrance, Label, Refuser, Ring, Verb, World};
 
 use super::{alone, at, ms, secs, times_of};
 
@@ -59,6 +60,23 @@ fn searches_behind_what_is_in_flight_wait_for_each_other_where_very_many_rows_we
     let times = times_of(&world, Verb::Pending);
     assert_eq!((times[0], times.len()), (at(10), 8), "60,000 rows may take 120 ms, so one bucket at a time");
     assert!(times[1] >= ms(10_190), "the second look came at {:?}, before the first was over", times[1]);
+}
+
+#[test]
+fn the_search_goes_on_in_front_of_a_refused_row_that_its_bucket_waits_behind() {
+    let mut simulation = alone();
+    simulation.world.broker.delay = secs(2);
+    (5..=10).for_each(|id| simulation.world.database.label(0, id, Label { topic: "events", key: Some(id as u8) }));
+    let block = TopicRule { policy: Policy::Block, ..TopicRule::default() };
+    simulation.world.database.rules.insert("events".to_owned(), block);
+    simulation.world.broker.refuse(0, 5, Refuser::Broker, at(1000));
+    // The search at 10 s begins while these are on their way, and can't come to where they end.
+    simulation.at(at(9), |world| world.commit(0, 5..=10, Ring::Bucket));
+    simulation.at(at(15), |world| world.commit(0, [3], Ring::Silent));
+    let world = simulation.run(at(40));
+    assert!(world.database.rows(0).contains(&5));
+    let found = world.broker.published_at(0, 3).expect("it is found");
+    assert!((at(20)..=at(33)).contains(&found), "published at {found:?}");
 }
 
 #[test]

@@ -289,6 +289,24 @@ fn a_refused_row_that_is_noted_but_cannot_be_read_is_asked_for_once_a_backoff() 
 }
 
 #[test]
+fn where_a_refused_row_turns_out_to_be_gone_nothing_is_started_before_the_notes_are_read() {
+    let tried = |simulation: Simulation| times(&simulation.run(at(8)).calls_for(Verb::Fetch, 0));
+    let again = *tried(a_key_refused_until(FOREVER)).iter().find(|time| **time >= at(3)).expect("it is tried again");
+    let mut simulation = a_key_refused_until(FOREVER);
+    simulation.at(at(3), |world| {
+        let mut parked = world.database.failures[&(0, 1)].clone();
+        world.database.skip(0, 1);
+        (parked.failure.id, parked.next_try_at) = (3, None);
+        world.database.failures.insert((0, 3), parked);
+    });
+    simulation.world.database.label(0, 8, label("events", 2));
+    // So the row is asked for in the same turn as what this bell tells of.
+    commit(&mut simulation, again, 0, [8]);
+    let world = simulation.run(at(20));
+    assert_eq!(world.database.rows(0), [3, 5], "parked meanwhile");
+}
+
+#[test]
 fn a_topic_without_answers_holds_up_itself_only_and_goes_on_at_once() {
     let mut simulation = alone();
     labelled(&mut simulation, 0, &[label("silent", 1), label("events", 1), label("silent", 2), label("events", 2)]);
