@@ -10,8 +10,10 @@ use pgrx::pg_sys;
 pub struct RowVersion {
     /// The transaction that wrote it.
     pub xmin: u32,
-    block: u32,
-    offset: u16,
+    /// The block of the table in which it lies.
+    pub block: u32,
+    /// Its number in that, from 1.
+    pub offset: u16,
 }
 
 /// Bytes of a version in the handle of a message.
@@ -42,11 +44,6 @@ impl RowVersion {
         handle[4..8].copy_from_slice(&self.block.to_ne_bytes());
         handle[8..].copy_from_slice(&self.offset.to_ne_bytes());
         handle
-    }
-
-    /// The block of the table in which it lies.
-    pub fn block(self) -> u32 {
-        self.block
     }
 
     /// Where it lies.
