@@ -21,6 +21,7 @@ mod gucs;
 mod hooks;
 mod launcher;
 mod log;
+mod memory;
 mod operate;
 mod preview;
 mod removal;

@@ -17,6 +17,7 @@ use crate::kafka::Ring;
 use crate::relay::ports::Clock as _;
 
 use super::clock::BootClock;
+use super::memory;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 static IN_TRANSACTION: AtomicBool = AtomicBool::new(false);
@@ -96,6 +97,8 @@ pub fn reload() -> bool {
 pub struct Rest {
     set: *mut pg_sys::WaitEventSet,
     ring: Ring,
+    /// Something was done since memory was given back.
+    was_busy: bool,
 }
 
 impl Rest {
@@ -108,23 +111,36 @@ impl Rest {
             pg_sys::AddWaitEventToSet(set, pg_sys::WL_LATCH_SET, pg_sys::PGINVALID_SOCKET, pg_sys::MyLatch, none);
             pg_sys::AddWaitEventToSet(set, pg_sys::WL_EXIT_ON_PM_DEATH, pg_sys::PGINVALID_SOCKET, none.cast(), none);
             pg_sys::AddWaitEventToSet(set, pg_sys::WL_SOCKET_READABLE, ring.fd(), none.cast(), none);
-            Self { set, ring }
+            Self { set, ring, was_busy: true }
         }
     }
 
-    /// Sleeps until `until`, the latch or the ring, and serves the server's interrupts.
+    /// Sleeps until `until`, the latch or the ring, and serves the server's interrupts. May end earlier.
     pub fn until(&mut self, until: Time) {
+        let idle = BootClock.now() + memory::AFTER;
+        let gives_back = self.was_busy && idle < until;
+        let called = self.wait(if gives_back { idle } else { until });
+        if gives_back && !called {
+            memory::give_back_what_is_free();
+            self.was_busy = false;
+        }
+        self.was_busy |= called;
+        self.ring.silence();
+        serve_interrupts();
+    }
+
+    /// Whether something called before that time.
+    fn wait(&mut self, until: Time) -> bool {
         let left = until.since(BootClock.now());
         // Rounded up, or the last fraction of a millisecond would be spent spinning.
         let timeout = left.as_micros().div_ceil(1000).min(60_000) as std::ffi::c_long;
         // SAFETY: the set is ours; two events at most can occur at once.
         unsafe {
             let mut events: [pg_sys::WaitEvent; 2] = std::mem::zeroed();
-            pg_sys::WaitEventSetWait(self.set, timeout, events.as_mut_ptr(), 2, pg_sys::PG_WAIT_EXTENSION);
+            let called = pg_sys::WaitEventSetWait(self.set, timeout, events.as_mut_ptr(), 2, pg_sys::PG_WAIT_EXTENSION);
             pg_sys::ResetLatch(pg_sys::MyLatch);
+            called > 0
         }
-        self.ring.silence();
-        serve_interrupts();
     }
 }
 

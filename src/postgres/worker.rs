@@ -25,7 +25,7 @@ use super::stamp::{self, Permission};
 use super::status::State;
 use super::store::PgStore;
 use super::test_hooks::{self, KafkaPublisher};
-use super::{capital, gucs, log, now};
+use super::{capital, gucs, log, memory, now};
 
 /// How often an idle worker looks whether it may begin.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ impl From<pg_sys::Datum> for Place {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum) {
     rest::handle_signals();
-    give_back_large_blocks();
+    memory::give_back_large_blocks();
     let place = Place::from(argument);
     let header = shared::header().expect("the library was preloaded");
     let database = &header.databases()[place.database];
@@ -118,19 +118,6 @@ pub unsafe extern "C-unwind" fn outbox_relay_worker_main(argument: pg_sys::Datum
     // SAFETY: the regular way out; the launcher decides what comes next.
     unsafe { pg_sys::proc_exit(0) };
 }
-
-/// From this size on, memory is given back to the system as soon as it is free. Left alone, glibc raises the limit to the size of
-/// the largest block that was freed; messages of a megabyte then come from heaps that keep their gaps, and a relay holds twice
-/// the memory that its settings allow.
-#[cfg(target_env = "gnu")]
-fn give_back_large_blocks() {
-    const LARGE: libc::c_int = 128 << 10;
-    // SAFETY: sets a number of the allocator's; no other thread of the process exists yet.
-    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
-}
-
-#[cfg(not(target_env = "gnu"))]
-fn give_back_large_blocks() {}
 
 /// # Safety
 /// Connected, outside a transaction.

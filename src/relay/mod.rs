@@ -191,6 +191,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 Ok(true) => {}
                 Ok(false) => {
                     let (wait, until) = self.rest_plan();
+                    if self.flights.is_empty() {
+                        // With nothing to do a relay holds no memory for it.
+                        self.spare.clear();
+                    }
                     self.bell.rest(wait, until);
                 }
                 Err(StoreError::Retry(error)) => self.back_off(&error),

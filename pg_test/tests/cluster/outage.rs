@@ -21,6 +21,7 @@ pub fn trials() -> Vec<Trial> {
             broker_that_freezes_for_a_while_is_only_a_delay,
             what_is_in_flight_is_bounded_by_settings_that_take_effect_by_a_reload,
             memory_for_many_small_messages_in_flight_is_bounded,
+            memory_is_given_back_once_the_relay_has_nothing_to_do,
     ]
 }
 
@@ -142,6 +143,14 @@ struct Growth {
 }
 
 impl Growth {
+    /// Waits until it uses no more than so much.
+    fn falls_to(&mut self, bytes: u64) -> Result<()> {
+        wait::until(format_args!("{bytes} bytes more are used at most"), PATIENCE, || {
+            let used = self.look()?;
+            Ok(if used <= bytes { Seen::Reached(()) } else { Seen::NotYet(format!("{used} are")) })
+        })
+    }
+
     fn look(&mut self) -> Result<u64> {
         let now = anonymous_memory(self.relay)?.saturating_sub(self.before);
         self.highest = self.highest.max(now);
@@ -224,4 +233,17 @@ fn memory_for_many_small_messages_in_flight_is_bounded(scene: &mut Scene) -> Res
     let arrived = scene.follow(&topic)?.count()?;
     ensure!(arrived == 200_001, "{arrived} messages arrived");
     Ok(())
+}
+
+fn memory_is_given_back_once_the_relay_has_nothing_to_do(scene: &mut Scene) -> Result<()> {
+    let (mut client, topic, mut growth) = many_buckets(scene, &[])?;
+    client.execute(
+        "select count(outbox.enqueue($1::text, 'key-' || n, repeat('x', n * 37 % 30000))) from generate_series(1, 20000) n",
+        &[&topic],
+    )?;
+    let highest = growth.reaches(BYTES)?;
+    scene.broker.thaw()?;
+    wait_until_published(&mut client, PATIENCE)?;
+    scene.say(format_args!("{} MB used", highest / MB));
+    growth.falls_to(8 * MB)
 }
