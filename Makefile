@@ -30,7 +30,7 @@ help:
 	@echo 'make psql        psql on the demo'
 	@echo 'make listen      print what reaches the Kafka of the demo'
 	@echo 'make stop        stop the servers of the demo'
-	@echo 'make bench       compare with the raw limits and with Debezium, in about 10 minutes; make bench-full: all cases, 2 hours, into docs/performance.md'
+	@echo 'make bench       compare with the raw limits and with Debezium, in about 10 minutes; make bench-full: all cases, less than 2 hours, into docs/performance.md'
 	@echo 'make profile     a flame graph of a relay that drains a backlog: docs/performance-profile.svg, or PROFILE=FILE.svg'
 	@echo 'make soak        the cluster tests, the long way; SOAK_MINUTES=N (default 5) is the length of an outage'
 	@echo

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use outbox_relay_pg_test::consumer::{Consumer, Record};
 
-use crate::numbered::WRITERS_MAX;
+use crate::numbered::{self, WRITERS_MAX};
 
 /// At a time; after each it is asked again how many there are.
 const LOOK: Duration = Duration::from_millis(100);
@@ -104,10 +104,9 @@ impl Arrivals {
     }
 
     fn take_in(&mut self, record: Record, base: u64) -> Result<(usize, u64)> {
-        let number = record.value.as_deref().and_then(leading_number).context("a value without a number")?;
+        let number = record.value.as_deref().and_then(numbered::number).context("a value that nobody wrote")?;
         let key = record.key.context("a record without a key")?;
-        let writer =
-            key.strip_prefix(b"key-").and_then(leading_number).context("a record with another key")? % WRITERS_MAX;
+        let writer = writer(&key).context("a record with another key")?;
         ensure!(number > base, "message {number} of writer {writer} is one of an earlier run");
         if let Some(before) = self.last.insert(key, number) {
             ensure!(before < number, "message {number} of writer {writer} came after message {before} of the same key");
@@ -137,7 +136,7 @@ impl Arrivals {
     }
 }
 
-fn leading_number(bytes: &[u8]) -> Option<u64> {
-    let digits = bytes.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(bytes.len());
-    std::str::from_utf8(&bytes[..digits]).ok()?.parse().ok()
+fn writer(key: &[u8]) -> Option<u64> {
+    let number: u64 = std::str::from_utf8(key.strip_prefix(b"key-")?).ok()?.parse().ok()?;
+    Some(number % WRITERS_MAX)
 }

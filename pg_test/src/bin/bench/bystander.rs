@@ -14,10 +14,12 @@
 //! What was in fact written and removed meanwhile is reported beside it: where the processors are full, it may be less than asked
 //! for. The first rounds are not measured, for tables and caches that nobody has touched yet make them slower.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use outbox_relay_pg_test::process;
+use postgres::Client;
 
 use crate::Bench;
 use crate::arrivals::Arrivals;
@@ -57,6 +59,12 @@ struct Turn {
     part: f64,
 }
 
+impl Turn {
+    fn feeds_the_relay(&self) -> bool {
+        matches!(self.feeder, Some(Target::Outbox(_)))
+    }
+}
+
 /// The part of R8 itself, and of its controls.
 const QUARTER: f64 = 0.25;
 const SIXTEENTH: f64 = 1.0 / 16.0;
@@ -86,86 +94,50 @@ const TURNS: [Turn; 6] = [
     },
 ];
 
+/// What all turns have in common.
+struct Scene<'a> {
+    bench: &'a Bench<'a>,
+    client: Client,
+    arrivals: Arrivals,
+    /// Of each turn.
+    seconds: u64,
+    /// Transactions a second of the bystander.
+    rate: f64,
+    /// Messages a second that the relay drains.
+    drain: f64,
+}
+
+/// What was seen in a turn.
+struct Seen {
+    /// Of the bystander's transactions, in ms and in order.
+    times: Vec<f64>,
+    cores: Cores,
+    /// Messages a second that the feeder wrote, if there was one.
+    written: Option<f64>,
+    /// Messages a second that the relay removed.
+    removed: f64,
+}
+
 /// All rounds.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
-    let servers = bench.servers;
-    let messages = Messages::central(bench.pick(200_000, 1_000_000));
-    let drain = backlog::drain(bench, results, &messages)?.rate(&messages);
-    servers.cluster.connect("postgres")?.batch_execute(&format!("create database {BYSTANDER}"))?;
-    pgbench::create_tables(servers, BYSTANDER, SCALE)?;
-    for topic in [TOPIC, RAW_TOPIC] {
-        servers.broker.create_topic(topic, PARTITIONS, &[])?;
-    }
-    let mut arrivals = Arrivals::follow(&servers.broker.bootstrap(), TOPIC)?;
-    arrivals.pause()?;
-    let mut client = servers.session()?;
-    raw::make_table(&mut client)?;
-    servers.enable(true)?;
-
-    let seconds = bench.pick(3, 20);
-    let flat_out = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
-    let capacity = pgbench::run(servers, &flat_out)?.rate;
-    let rate = capacity / 3.0;
-    let quarter = drain * QUARTER;
-    bench.terminal.say(format_args!(
-        "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {quarter:.0}"
-    ));
-
+    let mut scene = Scene::set(bench, results)?;
     let turns = bench.pick(&TURNS[..OF_R8], &TURNS);
     let mut series = vec![[const { Vec::<f64>::new() }; PERCENTS.len()]; turns.len()];
-    for round in 0..UNMEASURED + bench.rounds {
-        let measured = round >= UNMEASURED;
-        for (Turn { who, feeder: target, producer, part }, series) in turns.iter().zip(&mut series) {
+    for (round, is_measured) in bench.rounds_after(UNMEASURED).enumerate() {
+        for (turn, series) in turns.iter().zip(&mut series) {
+            let who = turn.who;
             bench.terminal.draw(format_args!("round {} of {}: {who}", round + 1, UNMEASURED + bench.rounds));
-            let base = arrivals.next_base();
-            let feed = drain * part;
-            let feeder = target.map(|target| start_feeder(bench, target, seconds, feed, base)).transpose()?;
-            let producer = producer.then(|| start_producer(bench, feed)).transpose()?;
-            if feeder.is_some() {
-                std::thread::sleep(MARGIN);
-            }
-            let mut load = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
-            load.rate = Some(rate);
-            load.log = true;
-            let (cores, removed, since) =
-                (Cores::begin(servers)?, backlog::removed_so_far(&mut client)?, Instant::now());
-            let outcome = pgbench::run(servers, &load)?;
-            let moved = (backlog::removed_so_far(&mut client)? - removed) as f64 / since.elapsed().as_secs_f64();
-            if measured {
-                cores.end(servers, results, who)?;
-            }
-            producer.map(raw::Paced::finish).transpose()?;
-            let mut times: Vec<f64> =
-                outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
-            times.sort_unstable_by(f64::total_cmp);
-            if measured {
+            let seen = scene.play(turn)?;
+            if is_measured {
                 for (samples, percent) in series.iter_mut().zip(PERCENTS) {
-                    samples.push(percentile(&times, percent));
+                    samples.push(percentile(&seen.times, percent));
                 }
-            }
-            if let Some(feeder) = feeder {
-                let feeder = feeder.finish()?;
-                let fed = feeder.transactions * A_COMMIT;
-                if measured {
-                    results.add(MOVED, who, "written", "messages/s", feeder.rate * A_COMMIT as f64);
-                    results.note(MOVED, who, "written", &format!("of {feed:.0} asked for"));
-                    if matches!(target, Some(Target::Outbox(_))) {
-                        results.add(MOVED, who, "removed by the relay", "messages/s", moved);
-                    }
-                }
-                if let Some(Target::Outbox(_)) = target {
-                    numbered::wait_until_empty(&mut client)?;
-                    arrivals.read_past_run(base, fed)?;
-                    servers.vacuum()?;
-                } else {
-                    client.batch_execute("truncate raw_message").context("could not empty the raw table")?;
-                }
+                seen.add_to(results, turn, scene.drain);
             }
         }
     }
-    results.records_read_back += arrivals.read();
-    servers.enable(false)?;
-    servers.cluster.connect("postgres")?.batch_execute(&format!("drop database {BYSTANDER}"))?;
+    let (rate, drain, seconds) = (scene.rate, scene.drain, scene.seconds);
+    scene.clear(results)?;
 
     let p95: Vec<&[f64]> = series.iter().map(|series| series[1].as_slice()).collect();
     let ratio = |of: &[f64]| median_of_ratios(p95[0], of);
@@ -192,8 +164,9 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
         aim: Some(0.95),
         method: format!(
             "pgbench tpcb-like, scale {SCALE}, in another database at {rate:.0} transactions/s, a third of its capacity, open loop; \
-             the relay gets {quarter:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns after {UNMEASURED} that were not measured, median of their \
+             the relay gets {:.0} messages/s by calls of {A_COMMIT}; {seconds} s each, {} rounds in turns after {UNMEASURED} that were not measured, median of their \
              ratios{controls}",
+            drain * QUARTER,
             bench.rounds
         ),
     });
@@ -207,28 +180,125 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     Ok(())
 }
 
-/// Processor time from some moment on: of the relay, of Kafka, and of the whole machine.
-struct Cores {
+impl<'a> Scene<'a> {
+    /// The relay's rate and the machine's are measured, and the relay is enabled.
+    fn set(bench: &'a Bench<'a>, results: &mut Results) -> Result<Scene<'a>> {
+        let servers = bench.servers;
+        let messages = Messages::central(bench.pick(200_000, 1_000_000));
+        let mut drains = Vec::new();
+        for is_measured in bench.rounds_after(1) {
+            let rate = backlog::drain(bench, results, &messages)?.rate(&messages);
+            drains.extend(is_measured.then_some(rate));
+        }
+        let drain = median(&drains);
+        servers.cluster.connect("postgres")?.batch_execute(&format!("create database {BYSTANDER}"))?;
+        pgbench::create_tables(servers, BYSTANDER, SCALE)?;
+        for topic in [TOPIC, RAW_TOPIC] {
+            servers.broker.create_topic(topic, PARTITIONS, &[])?;
+        }
+        let arrivals = Arrivals::follow(&servers.broker.bootstrap(), TOPIC)?;
+        arrivals.pause()?;
+        let mut client = servers.session()?;
+        raw::make_table(&mut client)?;
+        servers.enable(true)?;
+
+        let seconds = bench.pick(3, 20);
+        let flat_out = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(seconds));
+        let capacity = pgbench::run(servers, &flat_out)?.rate;
+        let rate = capacity / 3.0;
+        bench.terminal.say(format_args!(
+            "the machine makes {capacity:.0} transactions/s, the bystander {rate:.0}; the relay drains {drain:.0} messages/s and gets {:.0}",
+            drain * QUARTER
+        ));
+        Ok(Scene { bench, client, arrivals, seconds, rate, drain })
+    }
+
+    /// Feeder and producer begin, the bystander works, and everything that was written is read past and cleaned away.
+    fn play(&mut self, turn: &Turn) -> Result<Seen> {
+        let (servers, base) = (self.bench.servers, self.arrivals.next_base());
+        let feed = self.drain * turn.part;
+        let feeder =
+            turn.feeder.map(|target| start_feeder(self.bench, target, self.seconds, feed, base)).transpose()?;
+        let producer = turn.producer.then(|| start_producer(self.bench, feed)).transpose()?;
+        if feeder.is_some() {
+            thread::sleep(MARGIN);
+        }
+        let mut load = Load::new(BYSTANDER, Script::TpcbLike, CLIENTS, Until::Seconds(self.seconds));
+        load.rate = Some(self.rate);
+        load.log = true;
+        let (cores, before, since) =
+            (Stopwatch::begin(servers)?, backlog::removed_so_far(&mut self.client)?, Instant::now());
+        let outcome = pgbench::run(servers, &load)?;
+        let removed = (backlog::removed_so_far(&mut self.client)? - before) as f64 / since.elapsed().as_secs_f64();
+        let cores = cores.end(servers)?;
+        producer.map(raw::Paced::finish).transpose()?;
+        let mut times: Vec<f64> =
+            outcome.log()?.iter().map(|transaction| transaction.took.as_secs_f64() * 1000.0).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        let fed = feeder.map(pgbench::Running::finish).transpose()?;
+        if let Some(fed) = &fed {
+            self.clean_up(turn, base, fed.transactions * A_COMMIT)?;
+        }
+        Ok(Seen { times, cores, written: fed.map(|fed| fed.rate * A_COMMIT as f64), removed })
+    }
+
+    fn clean_up(&mut self, turn: &Turn, base: u64, written: u64) -> Result<()> {
+        if !turn.feeds_the_relay() {
+            return self.client.batch_execute("truncate raw_message").context("could not empty the raw table");
+        }
+        numbered::wait_until_empty(&mut self.client)?;
+        self.arrivals.read_past_run(base, written)?;
+        self.bench.servers.vacuum()
+    }
+
+    fn clear(self, results: &mut Results) -> Result<()> {
+        let servers = self.bench.servers;
+        results.records_read_back += self.arrivals.read();
+        servers.enable(false)?;
+        servers.cluster.connect("postgres")?.batch_execute(&format!("drop database {BYSTANDER}"))?;
+        Ok(())
+    }
+}
+
+impl Seen {
+    fn add_to(&self, results: &mut Results, turn: &Turn, drain: f64) {
+        for (who, cores) in &self.cores {
+            results.add(CORES, turn.who, who, "cores", *cores);
+        }
+        results.note(CORES, turn.who, "everything", "on average, pgbench and the feeder included");
+        if let Some(written) = self.written {
+            results.add(MOVED, turn.who, "written", "messages/s", written);
+            results.note(MOVED, turn.who, "written", &format!("of {:.0} asked for", drain * turn.part));
+        }
+        if turn.feeds_the_relay() {
+            results.add(MOVED, turn.who, "removed by the relay", "messages/s", self.removed);
+        }
+    }
+}
+
+/// How many cores the relay, Kafka, and the whole machine had in use on average.
+type Cores = [(&'static str, f64); 3];
+
+/// Processor time from some moment on.
+struct Stopwatch {
     since: Instant,
     used: [(&'static str, Duration); 3],
 }
 
-impl Cores {
-    fn begin(servers: &Servers) -> Result<Cores> {
+impl Stopwatch {
+    fn begin(servers: &Servers) -> Result<Stopwatch> {
         let relays = servers.relays()?.into_iter().map(process::processor_time).sum::<Result<Duration>>()?;
         let kafka = process::processor_time(servers.broker.pid()?)?;
         let used = [("the relay", relays), ("Kafka", kafka), ("everything", process::processor_time_of_all()?)];
-        Ok(Cores { since: Instant::now(), used })
+        Ok(Stopwatch { since: Instant::now(), used })
     }
 
-    /// Adds how many cores were in use on average.
-    fn end(self, servers: &Servers, results: &mut Results, case: &str) -> Result<()> {
-        let seconds = self.since.elapsed().as_secs_f64();
-        for ((who, before), (_, after)) in self.used.into_iter().zip(Cores::begin(servers)?.used) {
-            results.add(CORES, case, who, "cores", after.saturating_sub(before).as_secs_f64() / seconds);
-        }
-        results.note(CORES, case, "everything", "on average, pgbench and the feeder included");
-        Ok(())
+    fn end(self, servers: &Servers) -> Result<Cores> {
+        let (seconds, now) = (self.since.elapsed().as_secs_f64(), Stopwatch::begin(servers)?.used);
+        Ok(std::array::from_fn(|n| {
+            let ((who, before), (_, after)) = (self.used[n], now[n]);
+            (who, after.saturating_sub(before).as_secs_f64() / seconds)
+        }))
     }
 }
 

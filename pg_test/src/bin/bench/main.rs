@@ -84,6 +84,11 @@ impl Bench<'_> {
         }
     }
 
+    /// The rounds, and before them so many that only warm up: whether each is measured.
+    pub fn rounds_after(&self, unmeasured: usize) -> impl Iterator<Item = bool> {
+        (0..unmeasured + self.rounds).map(move |round| round >= unmeasured)
+    }
+
     /// Creates a topic; its name begins as said, and no other has it. Who is done with it deletes it.
     pub fn new_topic(&self, beginning: &str, partitions: i32) -> Result<String> {
         self.topics.set(self.topics.get() + 1);

@@ -14,6 +14,8 @@ use postgres::Client;
 pub const WRITERS_MAX: u64 = 16;
 /// Bytes of each value, give or take the digits of the number.
 pub const VALUE_BYTES: usize = 200;
+/// So many dots follow the number.
+const DOTS: usize = VALUE_BYTES - 8;
 /// The script's variable with the number of the last message before the run.
 pub const BASE: &str = "n";
 
@@ -31,7 +33,7 @@ pub enum Target<'a> {
 
 /// A transaction of so many messages, by one statement.
 pub fn script(target: Target<'_>, a_commit: u64) -> String {
-    let padding = ".".repeat(VALUE_BYTES - 8);
+    let padding = ".".repeat(DOTS);
     // A single message has any of its writer's keys; in one statement each key comes once.
     let (draw, key, number, from) = if a_commit == 1 {
         let draw = format!("\\set k random(0, 9999) * {WRITERS_MAX} + :client_id\n");
@@ -52,6 +54,15 @@ pub fn script(target: Target<'_>, a_commit: u64) -> String {
         ),
     };
     format!("{draw}{statement};\n\\set n :n + {a_commit}\n")
+}
+
+/// The number of a message whose value is as a script makes it.
+pub fn number(value: &[u8]) -> Option<u64> {
+    let (number, dots) = value.split_at_checked(value.len().checked_sub(DOTS)?)?;
+    if dots.iter().any(|byte| *byte != b'.') {
+        return None;
+    }
+    std::str::from_utf8(number).ok()?.parse().ok()
 }
 
 /// Waits until the relay has removed everything.

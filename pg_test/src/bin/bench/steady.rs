@@ -267,12 +267,16 @@ fn on_schedule(bench: &Bench<'_>, flat_out: f64, arrivals: &mut Arrivals, result
                 ),
             });
         }
+        let asked = format!(
+            "of {:.0} asked for; one message a commit, random times, synchronous_commit on",
+            flat_out * f64::from(*percent) / 100.0
+        );
         let columns = [
             ("commit to consumer, p50", "ms", "from the answer to COMMIT to a consumer on the same machine"),
             ("commit to consumer, p95", "ms", "as p50"),
             ("commit to consumer, p99", "ms", "as p50"),
             ("lateness of the writers, p99", "ms", "how late a transaction began; not part of the latency"),
-            ("writers", "messages/s", "one message a commit, random times, synchronous_commit on"),
+            ("writers", "messages/s", &asked),
         ];
         for ((who, unit, note), samples) in columns.into_iter().zip(series) {
             results.add_series(GROUP, &case, who, unit, samples, note);

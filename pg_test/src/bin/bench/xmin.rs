@@ -110,16 +110,16 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
 }
 
 fn drains(bench: &Bench<'_>, results: &mut Results, case: &str, messages: &Messages) -> Result<()> {
-    for round in 0..UNMEASURED + bench.rounds {
+    for is_measured in bench.rounds_after(UNMEASURED) {
         let drained =
             backlog::drain_of_one_commit(bench, results, messages).with_context(|| format!("drain {case}"))?;
-        if round < UNMEASURED {
+        if !is_measured {
             continue;
         }
         results.add(GROUP, case, "relay", "messages/s", drained.rate(messages));
         let millions = messages.count as f64 / 1e6;
         results.add(COST, case, "relay", "s per 1M messages", drained.processor.as_secs_f64() / millions);
-        bench.terminal.good(format_args!("{case}, drain {}: {:.0}/s", round - UNMEASURED + 1, drained.rate(messages)));
+        bench.terminal.good(format_args!("{case}: {:.0}/s", drained.rate(messages)));
     }
     Ok(())
 }

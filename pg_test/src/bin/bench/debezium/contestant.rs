@@ -59,6 +59,10 @@ pub struct Settings {
 /// seen in the time of each single message.
 pub const DOCUMENTED: Settings = Settings { name: "documented", values: &[("poll.interval.ms", "1")] };
 
+/// For one message at a time. Kafka's producer waits 5 ms for more by default since version 4; that of the relay does not.
+pub const PROMPT: Settings =
+    Settings { name: "prompt", values: &[("poll.interval.ms", "1"), ("producer.override.linger.ms", "0")] };
+
 /// With long batches, both of changes and of records.
 pub const TUNED: Settings = Settings {
     name: "tuned",

@@ -16,7 +16,7 @@ use crate::messages::Messages;
 use crate::results::{Good, Ratio, Results, median, percentile};
 use crate::servers::Servers;
 
-use contestant::{COMMON, DOCUMENTED, Debezium, Drained, Settings, TUNED};
+use contestant::{COMMON, DOCUMENTED, Debezium, Drained, PROMPT, Settings, TUNED};
 use latency::Turns;
 
 const RATES: &str = "drain beside Debezium";
@@ -38,11 +38,13 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let mut debezium = terminal.during("starting Debezium", || Debezium::start(&servers, &password))?;
     describe(results)?;
     let warm_up = Messages::central(bench.pick(100_000, 300_000));
-    // A Java program becomes fast by running.
+    // A Java program becomes fast by running; buffers become so by being touched.
     for settings in [&DOCUMENTED, &TUNED] {
         terminal.draw(format_args!("warming Debezium up, {}", settings.name));
         debezium.drain(bench, settings, &warm_up)?;
     }
+    debezium.stop()?;
+    backlog::drain_on(bench, &servers, results, &warm_up)?;
 
     let messages = Messages::central(bench.pick(200_000, 1_000_000));
     let rounds = Rounds { bench, servers: &servers, case: format!("{} rows of 200 B", messages.count), messages };
@@ -56,8 +58,11 @@ pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     rounds.annotate(results);
     results.ratios.push(rounds.ratio(&times, &warm_up));
 
-    debezium.catch_up(&DOCUMENTED)?;
-    one_at_a_time(bench, results, &servers)
+    for settings in [&DOCUMENTED, &PROMPT] {
+        debezium.catch_up(settings)?;
+        one_at_a_time(bench, results, &servers, settings)?;
+    }
+    Ok(())
 }
 
 /// What all rounds have in common.
@@ -133,7 +138,7 @@ impl Rounds<'_> {
                  the reload that enables it until the last row is removed; Debezium's only from the first record's arrival in \
                  Kafka to the last one's: its start and finding its place in the WAL are left out, what the relay wrote it has \
                  read before, it removes nothing, and its Java process is the same for all rounds, warmed up by {} rows with \
-                 either settings. Unfair to it: it shares two cores with Postgres and Kafka, and would usually have a machine of \
+                 either settings, as is the relay. Unfair to it: it shares two cores with Postgres and Kafka, and would usually have a machine of \
                  its own",
                 times.len(),
                 self.case,
@@ -154,11 +159,11 @@ impl Rounds<'_> {
 }
 
 /// How long a message takes that is alone, by both.
-fn one_at_a_time(bench: &Bench<'_>, results: &mut Results, servers: &Servers) -> Result<()> {
+fn one_at_a_time(bench: &Bench<'_>, results: &mut Results, servers: &Servers, settings: &Settings) -> Result<()> {
     servers.enable(true)?;
     let mut turns = Turns::prepare(bench, servers)?;
     let count = bench.pick(50, 200);
-    let debezium = who(&DOCUMENTED);
+    let debezium = who(settings);
     for round in 1..=bench.rounds {
         bench.terminal.draw(format_args!("round {round} of {}, one message at a time", bench.rounds));
         let times = turns.take(count)?;
@@ -197,6 +202,7 @@ fn describe(results: &mut Results) -> Result<()> {
         ("postgres settings beside Debezium", "wal_level=logical, else the same".to_owned()),
         ("debezium settings, common", listed(COMMON)),
         ("debezium settings, documented", listed(DOCUMENTED.values)),
+        ("debezium settings, prompt", listed(PROMPT.values)),
         ("debezium settings, tuned", listed(TUNED.values)),
     ];
     results.measured_with.extend(said.map(|(name, value)| (name.to_owned(), value)));
