@@ -94,6 +94,8 @@ enum Undo {
     Refused,
     /// The relay has to end, for this reason.
     Leave(&'static str),
+    /// The database may not publish any more: the relay has to stop in its own order.
+    Forbidden,
 }
 
 impl From<SqlError> for Undo {
@@ -167,6 +169,11 @@ impl PgStore {
             Ok(None) => Err(gone()),
             Err(Undo::Refused) => Ok(None),
             Err(Undo::Leave(reason)) => Err(StoreError::Leave(reason.to_owned())),
+            Err(Undo::Forbidden) => {
+                // As if whoever forbade it had called already, which comes right after the commit.
+                self.slot.called.store(true, Ordering::Release);
+                Err(StoreError::Interrupted)
+            }
             // Whatever the statement met: if the extension is gone, that is the reason.
             Err(Undo::Sql(error)) => {
                 let exists = session::run(activity, |session| Ok::<_, SqlError>(session.extension_exists()));
@@ -331,9 +338,7 @@ impl Store for PgStore {
                         let none = self.statements.pending_buckets.run(session, &args) == 0;
                         Ok((none.then_some(fetched), Some(after)))
                     }
-                    Permission::Paused(_) | Permission::Copy(_) => {
-                        Err(Undo::Leave("the database may not publish any more"))
-                    }
+                    Permission::Paused(_) | Permission::Copy(_) => Err(Undo::Forbidden),
                 }
             })
         });

@@ -550,6 +550,8 @@ impl Bell for SharedBell {
         if rest::stop_requested() || self.database.must_leave(self.index) {
             return Some(Order::Stop);
         }
+        // Asked before the turn that a call leads to: a fetch would find out too, with messages on their way.
+        self.look_again |= self.slot.called.load(Ordering::Acquire);
         if self.lost_permission() {
             return Some(Order::Stop);
         }

@@ -20,7 +20,8 @@ pub fn trials() -> Vec<Trial> {
             dump_restored_section_by_section_is_paused_until_it_is_resumed,
             dump_of_data_alone_is_paused_until_it_is_resumed,
             dump_of_the_schema_alone_publishes_what_is_enqueued_there,
-            paused_database_keeps_its_messages_through_a_restart;
+            paused_database_keeps_its_messages_through_a_restart,
+            pause_in_the_middle_of_a_drain_publishes_nothing_twice;
     ]
 }
 
@@ -203,6 +204,27 @@ fn dump_of_the_schema_alone_publishes_what_is_enqueued_there(scene: &mut Scene) 
     let records = scene.follow(&topic)?.take(1, PATIENCE)?;
     ensure!(records[0].message_id()? == id, "another message arrived");
     wait_until_published(&mut restored, PATIENCE)
+}
+
+fn pause_in_the_middle_of_a_drain_publishes_nothing_twice(scene: &mut Scene) -> Result<()> {
+    const MESSAGES: i32 = 300_000;
+    let mut client = scene.start(&[])?;
+    let topic = scene.topic(4)?;
+    enqueue(&mut client, &topic, "k", "to open the way")?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrivals = scene.follow(&topic)?;
+    enqueue_many(&mut client, &topic, MESSAGES)?;
+    wait::until_true("the first ones have arrived", PATIENCE, || Ok(arrivals.count()? > 1))?;
+    client.query_one("select outbox.pause('maintenance')", &[])?;
+    wait_for_state(&mut client, "paused")?;
+    let (left, arrived) = (waiting(&mut client)?, arrivals.count()?);
+    ensure!(left > 0, "everything was published before the pause");
+    ensure!(left as u64 + arrived == MESSAGES as u64 + 1, "{arrived} have arrived, {left} are left");
+    client.query_one("select outbox.resume()", &[])?;
+    wait_until_published(&mut client, PATIENCE)?;
+    let arrived = arrivals.count()?;
+    ensure!(arrived == MESSAGES as u64 + 1, "{arrived} arrived");
+    Ok(())
 }
 
 fn paused_database_keeps_its_messages_through_a_restart(scene: &mut Scene) -> Result<()> {
