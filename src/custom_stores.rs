@@ -293,7 +293,7 @@
 //!         Ok(false)
 //!     }
 //!
-//!     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+//!     fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError> {
 //!         let mut db = self.database.borrow_mut();
 //!         let mut answers = Vec::new();
 //!         for one in acknowledged {
@@ -303,7 +303,7 @@
 //!                 let names: BTreeSet<&[u8]> = one.batch.handles(one.len).map(|(_, handle)| handle).collect();
 //!                 db.documents.retain(|_, document| !names.contains(document.name.as_bytes()));
 //!             }
-//!             answers.push(holds);
+//!             answers.push(if holds { Removed::Gone } else { Removed::LeaseLost });
 //!         }
 //!         Ok(answers)
 //!     }

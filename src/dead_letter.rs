@@ -5,11 +5,12 @@
 //!
 //! Rule: headers are added behind its own: `x-outbox-topic`, `x-outbox-partition` (if one was given),
 //! `x-outbox-error`, `x-outbox-attempts`, `x-outbox-first-refused-at` and `x-outbox-dead-lettered-at`, all text; times are
-//! milliseconds since 1970 as in Kafka's own timestamps. The partition is chosen anew, by the key.
+//! milliseconds since 1970 as in Kafka's own timestamps. Headers that cannot be read, of a row that was written by hand, are the
+//! value of `x-outbox-unreadable-headers`, byte for byte. The partition is chosen anew, by the key.
 
 use std::time::Duration;
 
-use crate::headers::{self, Header, HeadersError};
+use crate::headers::{self, Header};
 use crate::message::{Batch, Message};
 
 /// Why and when a message was given up.
@@ -26,11 +27,11 @@ pub struct Reason<'a> {
 }
 
 /// A batch of the one message as it goes to the dead-letter topic. Id, handle and message id are its own.
-///
-/// # Errors
-/// When its headers cannot be read.
-pub fn letter(message: &Message<'_>, topic: &str, reason: Reason<'_>) -> Result<Batch, HeadersError> {
-    let own = message.headers.map(headers::decode).transpose()?.unwrap_or_default();
+#[must_use]
+pub fn letter(message: &Message<'_>, topic: &str, reason: Reason<'_>) -> Batch {
+    let unreadable = |blob| vec![Header { name: "x-outbox-unreadable-headers", value: Some(blob) }];
+    let read = |blob| headers::decode(blob).unwrap_or_else(|_| unreadable(blob));
+    let own = message.headers.map(read).unwrap_or_default();
     let partition = message.partition.map(|partition| partition.to_string());
     let attempts = reason.attempts.to_string();
     let (first_refused, now) = (reason.first_refused.as_millis().to_string(), reason.now.as_millis().to_string());
@@ -47,7 +48,7 @@ pub fn letter(message: &Message<'_>, topic: &str, reason: Reason<'_>) -> Result<
     let headers = headers::encode(own.into_iter().chain(told));
     let mut batch = Batch::default();
     batch.push(&Message { topic, partition: None, headers: headers.as_deref(), ..*message });
-    Ok(batch)
+    batch
 }
 
 #[cfg(test)]
@@ -73,7 +74,7 @@ mod tests {
             first_refused: Duration::from_millis(1_700_000_000_123),
             now: Duration::from_millis(1_700_000_060_000),
         };
-        let batch = letter(&message, "dlq", reason).expect("the headers can be read");
+        let batch = letter(&message, "dlq", reason);
         let sent = batch.message(0);
         assert_eq!(Message { topic: "orders", partition: Some(3), headers: own.as_deref(), ..sent }, message);
         assert_eq!((sent.topic, sent.partition), ("dlq", None));
@@ -107,8 +108,29 @@ mod tests {
         };
         let zero = Duration::ZERO;
         let reason = Reason { error: "no", attempts: 1, first_refused: zero, now: zero };
-        let batch = letter(&message, "dlq", reason).expect("it has no headers");
+        let batch = letter(&message, "dlq", reason);
         let headers = headers::decode(batch.message(0).headers.expect("some")).expect("they can be read");
         assert!(headers.iter().all(|header| header.name != "x-outbox-partition"));
+    }
+
+    #[test]
+    fn headers_that_nobody_can_read_are_kept_as_they_are() {
+        let blob = b"\x07of no known version";
+        let message = Message {
+            id: 7,
+            topic: "orders",
+            partition: None,
+            key: None,
+            value: None,
+            headers: Some(blob),
+            message_id: [1; 16],
+            handle: &[],
+        };
+        let reason = Reason { error: "no", attempts: 1, first_refused: Duration::ZERO, now: Duration::ZERO };
+        let batch = letter(&message, "dlq", reason);
+        let headers = headers::decode(batch.message(0).headers.expect("some")).expect("they can be read");
+        let [unreadable, topic, ..] = &headers[..] else { panic!("{headers:?}") };
+        assert_eq!((unreadable.name, unreadable.value), ("x-outbox-unreadable-headers", Some(&blob[..])));
+        assert_eq!(topic.name, "x-outbox-topic");
     }
 }

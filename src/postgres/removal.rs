@@ -23,7 +23,7 @@ use super::tables;
 pub enum Removal {
     /// All of them are removed.
     Done,
-    /// At least one is not what was read; the transaction must be rolled back.
+    /// At least one is not what was read, or somebody has locked it, for whom is not waited; the transaction must be rolled back.
     Changed,
     /// Somebody has put a trigger, a rule or a policy on the table, which a statement heeds, or keeps it otherwise than in a
     /// heap. Nothing was removed.
@@ -145,7 +145,7 @@ impl Table {
     unsafe fn delete(&self, row: &Row) -> bool {
         let mut place = row.version.place();
         let mut failure = pg_sys::TM_FailureData::default();
-        let (none, wait) = (std::ptr::null_mut(), true);
+        let (none, wait) = (std::ptr::null_mut(), false);
         // SAFETY: the caller's promise.
         let deleted = unsafe {
             (self.delete)(self.relation, &mut place, self.command, self.snapshot, none, wait, &mut failure, false)

@@ -17,8 +17,8 @@ use crate::message::{Batch, Message};
 use crate::order::Unit;
 use crate::policy::{Policy, TopicRule};
 use crate::relay::ports::{
-    Acknowledged, Acquired, Clock as _, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store,
-    StoreError, TopicRules,
+    Acknowledged, Acquired, Clock as _, Failure, FailureNote, FailureNotes, Limits, Ownership, Removed, Renewal, Round,
+    Store, StoreError, TopicRules,
 };
 use crate::repeats::{self, Repeats};
 
@@ -72,6 +72,7 @@ statements! {
     pending_buckets(INT4ARRAYOID),
     fetch_batch(INT4OID, INT8OID, INT8OID, INT8OID, TEXTOID),
     acknowledge_list(INT4OID, INT8ARRAYOID, INT8ARRAYOID, TEXTOID, INT8OID),
+    locked_by_others(INT4OID, INT8ARRAYOID, INT8ARRAYOID),
     holds_lease(INT4OID, TEXTOID, INT8OID),
     note_failure(INT4OID, INT8OID, TEXTOID, INT4OID, TEXTOID, FLOAT8OID, TEXTOID, INT8OID, INT8OID),
     end_failures(INT4OID, INT8ARRAYOID),
@@ -364,9 +365,9 @@ impl Store for PgStore {
         }
     }
 
-    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError> {
         test_hooks::reach("before_acknowledge");
-        // If any row has changed meanwhile the whole transaction is done again by a statement, which spares such rows.
+        // If any row was changed or locked meanwhile the whole transaction is done again by statements, which spare such rows.
         let done =
             match self.transaction(c"removing acknowledged messages", |session| self.remove(session, acknowledged))? {
                 Some(done) => done,
@@ -374,7 +375,7 @@ impl Store for PgStore {
                     .must(c"removing acknowledged messages", |session| Ok(self.remove_lists(session, acknowledged)))?,
             };
         test_hooks::reach("after_acknowledge");
-        for (one, _) in acknowledged.iter().zip(&done).filter(|(_, done)| **done) {
+        for (one, _) in acknowledged.iter().zip(&done).filter(|(_, done)| **done == Removed::Gone) {
             let bucket = one.lease.bucket as usize;
             self.database.acknowledged[bucket].fetch_add(one.len as u64, Ordering::Relaxed);
             self.database.acknowledged_at[bucket].store(now(), Ordering::Relaxed);
@@ -537,34 +538,43 @@ impl PgStore {
     }
 
     /// Removes the rows where they lie.
-    fn remove(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Undo> {
+    fn remove(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, Undo> {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
-            let held = self.holds(session, one.lease);
-            if held {
-                match removal::rows(session, one.lease.bucket, one.batch, one.len) {
-                    Removal::Done => self.end_failures(session, one),
-                    Removal::Changed | Removal::NeedsStatement => return Err(Undo::Refused),
-                }
+            if !self.holds(session, one.lease) {
+                done.push(Removed::LeaseLost);
+                continue;
             }
-            done.push(held);
+            match removal::rows(session, one.lease.bucket, one.batch, one.len) {
+                Removal::Done => self.end_failures(session, one),
+                Removal::Changed | Removal::NeedsStatement => return Err(Undo::Refused),
+            }
+            done.push(Removed::Gone);
         }
         test_hooks::reach("in_acknowledge");
         Ok(done)
     }
 
-    fn remove_lists(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Vec<bool> {
+    /// The same by statements. Locks first what it removes, so that it waits for nobody in between.
+    fn remove_lists(&self, session: &Session, acknowledged: &[Acknowledged<'_>]) -> Vec<Removed> {
         let mut done = Vec::with_capacity(acknowledged.len());
         for one in acknowledged {
+            if !self.holds(session, one.lease) {
+                done.push(Removed::LeaseLost);
+                continue;
+            }
             let (ids, versions): (Vec<i64>, Vec<i64>) =
                 one.batch.handles(one.len).map(|(id, handle)| (id, i64::from(RowVersion::of(handle).xmin))).unzip();
-            let args = [arg(one.lease.bucket as i32), arg(ids), arg(versions), self.me(), arg(one.lease.token)];
-            let removed = self.statements.acknowledge_list.run(session, &args);
-            let held = removed > 0 || self.holds(session, one.lease);
-            if held {
-                self.end_failures(session, one);
+            let rows = [arg(one.lease.bucket as i32), arg(ids), arg(versions)];
+            if self.statements.locked_by_others.rows(session, &rows, |row| row.must::<bool>(1))[0] {
+                done.push(Removed::Locked);
+                continue;
             }
-            done.push(held);
+            let [bucket, ids, versions] = rows;
+            let args = [bucket, ids, versions, self.me(), arg(one.lease.token)];
+            self.statements.acknowledge_list.run(session, &args);
+            self.end_failures(session, one);
+            done.push(Removed::Gone);
         }
         done
     }

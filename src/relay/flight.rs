@@ -41,6 +41,8 @@ pub(super) struct Flight {
     places: Option<Vec<usize>>,
     /// It was looked at whether something is to be set aside, and nothing has been heard since then.
     looked_through: bool,
+    /// Somebody kept its rows locked so many times in a row, and their removal is not tried again before this.
+    put_off: Option<(u32, Time)>,
 }
 
 /// What was done about a flight of which nothing is heard.
@@ -81,6 +83,7 @@ impl Flight {
             closed: false,
             places: None,
             looked_through: false,
+            put_off: None,
         }
     }
 
@@ -264,6 +267,26 @@ impl Flight {
     pub fn removable(&self) -> Option<Vec<usize>> {
         let gap = self.prefix.has_gap() && !broken(Rule::UnitsAreIndependent);
         gap.then(|| self.prefix.removable(|index| Unit::of(&self.batch.message(index))))
+    }
+
+    /// When the removal of its rows is to be tried again, if somebody keeps them locked.
+    pub fn put_off(&self) -> Option<Time> {
+        self.put_off.map(|(_, until)| until).filter(|_| !self.orphaned)
+    }
+
+    /// Somebody keeps rows of it locked: how often in a row that was so.
+    pub fn locked(&self) -> u32 {
+        self.put_off.map_or(0, |(times, _)| times)
+    }
+
+    /// Somebody keeps rows of it locked, once more.
+    pub fn put_off_until(&mut self, until: Time) {
+        self.put_off = Some((self.locked() + 1, until));
+    }
+
+    /// If somebody kept rows of it locked: their removal may be tried at this time.
+    pub fn try_again_at(&mut self, time: Time) {
+        self.put_off = self.put_off.map(|(times, until)| (times, until.min(time)));
     }
 
     /// Whether every row handed over has been reported and no other will follow.

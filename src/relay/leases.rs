@@ -92,7 +92,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     pub(super) fn look_again(&mut self) {
         self.tenure.suspend();
         self.unread.extend(self.lanes.keys().copied());
-        self.called_at = Some(self.clock.now());
+        let now = self.clock.now();
+        self.called_at = Some(now);
+        // The operator's transaction may be what kept rows locked.
+        self.flights.values_mut().for_each(|flight| flight.try_again_at(now));
     }
 
     /// When to acquire or renew; none means at once.
@@ -104,7 +107,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
 
     /// Whether something on its way has to be answered before leases are acquired again, for nobody renews them meanwhile.
     pub(super) fn waits_for_quiet(&self) -> bool {
-        self.budget.is_some() && !self.flights.is_empty() && !broken(Rule::AcquireWhenQuiet)
+        let quiet = self.flights.values().all(|flight| flight.put_off().is_some());
+        self.budget.is_some() && !quiet && !broken(Rule::AcquireWhenQuiet)
     }
 
     /// What ends the wait for quiet if the answers do not come.

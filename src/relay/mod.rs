@@ -38,6 +38,7 @@ use tracing::{error, info, warn};
 use crate::backoff::Backoff;
 use crate::bucket::Bucket;
 use crate::clock::Time;
+use crate::lease::LeaseTimes;
 use crate::message::Batch;
 use crate::policy::Rules;
 use crate::repeats::{Budget, Repeats};
@@ -102,10 +103,11 @@ pub struct Relay<S, P, C, B> {
     misconfigured: Option<String>,
     /// How often in a row that was so.
     refused_altogether: u32,
-    /// What was said already: refused messages by topic, failed reads by bucket, failed turns by their error.
+    /// What was said already: refused messages by topic, failed reads and locked rows by bucket, failed turns by their error.
     refusals: Repeats<(String, Told)>,
     topic_lines: Budget,
     unreadable: Repeats<Bucket>,
+    locked: Repeats<Bucket>,
     failed_turns: Repeats<String>,
     spare: Vec<Batch>,
     reports: Vec<Report>,
@@ -163,6 +165,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             refusals: Repeats::default(),
             topic_lines: Budget::default(),
             unreadable: Repeats::default(),
+            locked: Repeats::default(),
             failed_turns: Repeats::default(),
             spare: Vec::new(),
             reports: Vec::new(),
@@ -261,7 +264,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         {
             until = until.min(at);
         }
-        if let Some(at) = self.silence_due().into_iter().chain(self.aside_due()).min() {
+        let put_off = self.flights.values().filter_map(Flight::put_off).min();
+        if let Some(at) = self.silence_due().into_iter().chain(self.aside_due()).chain(put_off).min() {
             until = until.min(at);
         }
         if self.batches_in_flight() {
@@ -278,7 +282,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             return (Wait::Broker, until);
         }
-        let held_up = self.lanes.values().any(|lane| lane.waits_until(self.rules.paused()).is_some());
+        let waits = |lane: &Lane| lane.waits_until(self.rules.paused()).is_some();
+        let held_up = put_off.is_some() || self.lanes.values().any(waits);
         (if held_up { Wait::BackingOff } else { Wait::Idle }, until)
     }
 
@@ -290,7 +295,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             wait = wait.min(due.since(now).max(self.settings.error_backoff));
         }
         self.fruitless = self.fruitless.saturating_add(1);
-        self.wait_until = Some(now + wait);
+        let wait = self.do_nothing_for(wait);
         if self.failed_turns.note(error.to_owned(), now).is_some() {
             let (failures, wait) = (self.fruitless, wait.as_millis());
             warn!(
@@ -298,6 +303,14 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
                 "publishing is interrupted"
             );
         }
+    }
+
+    /// Waits with everything, but not for so long that leases end by that. Returns how long.
+    fn do_nothing_for(&mut self, wait: Duration) -> Duration {
+        let LeaseTimes { duration, renew_interval } = self.settings.lease;
+        let wait = wait.min((duration - renew_interval) / 2);
+        self.wait_until = Some(self.clock.now() + wait);
+        wait
     }
 
     fn adopt_settings(&mut self, settings: Settings) {

@@ -50,13 +50,13 @@ pub trait Store {
     /// As [`StoreError`] says.
     fn fetch(&mut self, bucket: Bucket, after: i64, limits: Limits, batch: &mut Batch) -> Result<bool, StoreError>;
 
-    /// Removes exactly the named messages, where the lease still holds, and returns for each whether it did. It is given
+    /// Removes exactly the named messages, where the lease still holds, and returns what became of each batch. It is given
     /// the very messages that [`Store::fetch`] returned, in order, though others may lie between them; a message that is gone
     /// already is no error.
     ///
     /// # Errors
     /// As [`StoreError`] says; then nothing was removed, as far as known.
-    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError>;
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError>;
 
     /// The store, if it can extend leases while messages are on their way.
     fn renewal(&mut self) -> Option<&mut dyn Renewal> {
@@ -142,8 +142,8 @@ pub struct Round<'a> {
     /// The buckets of the latest acquisition that succeeded: where to look first. A hint that survives failures and expired
     /// leases, never a proof of ownership.
     pub previous: &'a BTreeSet<Bucket>,
-    /// Buckets with messages on their way: those above the share are kept and come back in [`Acquired::leaving`]. Empty when
-    /// the store has no [`Renewal`].
+    /// Buckets with messages on their way: those above the share are kept and come back in [`Acquired::leaving`]. When the store
+    /// has no [`Renewal`], only those with messages for which it has answered [`Removed::Locked`].
     pub busy: &'a BTreeSet<Bucket>,
 }
 
@@ -180,6 +180,18 @@ pub struct Acknowledged<'a> {
     pub len: usize,
     /// Whether failures that are noted of these messages are over with this.
     pub ends_failure: bool,
+}
+
+/// What became of messages that were to be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// They are gone, all of them.
+    Gone,
+    /// The lease does not hold any more; none of them was removed.
+    LeaseLost,
+    /// Somebody keeps at least one of them locked; none of them was removed, and it was not waited for. They are asked for
+    /// again, and their bucket waits for that, no other.
+    Locked,
 }
 
 /// A refused message, and what it holds up: the later ones of its unit.

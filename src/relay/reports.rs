@@ -17,7 +17,7 @@ use super::Relay;
 use super::flight::Flight;
 use super::holds::Hold;
 use super::ports::{
-    Acknowledged, Bell, Clock, Failure, FailureNote, FlightId, PublishError, Publisher, Store, StoreError,
+    Acknowledged, Bell, Clock, Failure, FailureNote, FlightId, PublishError, Publisher, Removed, Store, StoreError,
 };
 
 impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
@@ -68,8 +68,10 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         if !broken(Rule::LeaseBeforeRemoval) {
             self.expire_leases();
         }
-        let complete: Vec<FlightId> =
-            self.flights.iter().filter(|(_, flight)| flight.complete()).map(|(id, _)| *id).collect();
+        let now = self.clock.now();
+        let ends = |flight: &Flight| flight.complete() && flight.put_off().is_none_or(|until| until <= now);
+        let mut complete: Vec<FlightId> =
+            self.flights.iter().filter(|(_, flight)| ends(flight)).map(|(id, _)| *id).collect();
         if complete.is_empty() {
             return Ok(false);
         }
@@ -83,13 +85,21 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             let acknowledged: Vec<_> = removals.iter().map(|removal| removal.ask(&self.flights)).collect();
             let removed = self.store.acknowledge(&acknowledged)?;
             for (removal, removed) in removals.iter_mut().zip(removed) {
-                removed_any |= removed;
-                if !removed {
-                    removal.len = 0;
-                    self.lose(self.flights[&removal.flight].lease, "another relay has taken it over");
+                match removed {
+                    Removed::Gone => removed_any = true,
+                    Removed::LeaseLost => {
+                        removal.len = 0;
+                        self.lose(self.flights[&removal.flight].lease, "another relay has taken it over");
+                    }
+                    Removed::Locked => {
+                        complete.retain(|id| *id != removal.flight);
+                        self.put_off(removal.flight);
+                    }
                 }
             }
+            removals.retain(|removal| complete.contains(&removal.flight));
         }
+        let any = !complete.is_empty();
         // The rows are gone whatever else fails, so every flight ends before an error is passed on.
         let mut failed = Vec::new();
         let mut removals = removals.into_iter().peekable();
@@ -113,7 +123,22 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             None => {}
         }
-        Ok(true)
+        Ok(any)
+    }
+
+    /// Somebody keeps published rows locked: their bucket waits for him, longer each time, and no other does.
+    fn put_off(&mut self, id: FlightId) {
+        let now = self.clock.now();
+        let flight = self.flights.get_mut(&id).expect("the caller has just had it");
+        flight.put_off_until(now + self.backoff.after(flight.locked() + 1));
+        let (bucket, times) = (flight.lease.bucket, flight.locked());
+        if self.locked.note(bucket, now).is_some() {
+            warn!(
+                detail = format!("Bucket {bucket}, {times} attempts."),
+                hint = "They are removed, and the bucket goes on, once that transaction has ended; see pg_locks.",
+                "messages that are published cannot be removed, for another transaction keeps some of them locked"
+            );
+        }
     }
 
     /// Nothing can be published as it is set up: tries again now and then, for somebody may mend it at the other end.
@@ -121,7 +146,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let now = self.clock.now();
         self.refused_altogether = self.refused_altogether.saturating_add(1);
         let wait = self.backoff.after(self.refused_altogether);
-        self.wait_until = Some(now + wait);
+        self.do_nothing_for(wait);
         if self.refusals.note((String::new(), Told::Everything), now).is_some() {
             warn!(
                 detail = format!("Reported was: {reason}."),
@@ -136,6 +161,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let mut flight = self.flights.remove(&id).expect("only flights that exist are ended");
         self.window.remove(flight.batch.len(), flight.batch.bytes());
         let (bucket, notes) = (flight.lease.bucket, failed.len());
+        if flight.locked() > 0 {
+            self.locked.forget(&bucket);
+        }
         if let Some(lane) = self.lanes.get_mut(&bucket) {
             lane.look.removed(removal.map_or(0, |removal| removal.len));
             if flight.orphaned {

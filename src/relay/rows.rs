@@ -131,7 +131,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let lane = self.lanes.get_mut(&bucket).expect("fetching changes no lanes");
         let failures = lane.unreadable.map_or(1, |(failures, _)| failures + 1);
         lane.unreadable = Some((failures, now + self.backoff.after(failures)));
-        self.wait_until = Some(now + self.settings.error_backoff);
+        self.do_nothing_for(self.settings.error_backoff);
         if self.unreadable.note(bucket, now).is_some() {
             warn!(
                 detail = format!("Bucket {bucket}, {failures} attempts; reported was: {error}."),
@@ -232,8 +232,7 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let now = self.clock.since_1970();
         let first_refused = now.saturating_sub(failing_for);
         let reason = Reason { error: &hold.error, attempts: hold.attempts, first_refused, now };
-        // Headers that can't be read are why it was refused; it then stays what it is.
-        dead_letter::letter(&batch.message(0), topic, reason).unwrap_or(batch)
+        dead_letter::letter(&batch.message(0), topic, reason)
     }
 
     /// Reads rows, if their lease outlasts that.
@@ -293,9 +292,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         id
     }
 
-    /// Whether anything is on its way but refused rows, which may wait for long.
+    /// Whether anything is on its way but refused rows, which may wait for long, and what has arrived but cannot be removed.
     pub(super) fn batches_in_flight(&self) -> bool {
-        self.flights.values().any(|flight| flight.retries.is_none())
+        self.flights.values().any(|flight| flight.retries.is_none() && flight.put_off().is_none())
     }
 
     /// Keeps a few buffers for the next batches.

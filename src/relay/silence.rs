@@ -117,7 +117,8 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
     }
 }
 
-/// Whether somebody waits behind it. A refused row that is tried alone may wait for its topic as long as it likes.
+/// Whether somebody waits behind it. A refused row that is tried alone may wait for its topic as long as it likes, unless it was
+/// called back.
 fn is_concerned(flight: &Flight) -> bool {
-    flight.retries.is_none() && !flight.complete()
+    (flight.retries.is_none() || flight.is_called_back()) && !flight.complete()
 }

@@ -31,10 +31,24 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
             }
             self.bell.rest(Wait::Stopping, wait_until);
         }
-        if !broken(Rule::RemoveBeforeStop)
-            && let Err(error) = self.insist(Self::acknowledge)
-        {
-            warn!(detail = format!("{error}."), "could not remove acknowledged messages before stopping");
+        let now = self.clock.now();
+        self.flights.values_mut().for_each(|flight| flight.try_again_at(now));
+        if !broken(Rule::RemoveBeforeStop) {
+            let kept = match self.insist(Self::acknowledge) {
+                Err(error) => Some(error.to_string()),
+                Ok(_) => self
+                    .flights
+                    .values()
+                    .any(|flight| flight.put_off().is_some())
+                    .then(|| "another transaction keeps some of them locked".to_owned()),
+            };
+            if let Some(reason) = kept {
+                warn!(
+                    detail = format!("{reason}."),
+                    hint = "They are published once more.",
+                    "could not remove acknowledged messages before stopping"
+                );
+            }
         }
         if !self.tenure.tried() {
             return;

@@ -567,6 +567,12 @@ impl Publisher for Seat<'_> {
         actor.client.reports.extend(given_up);
     }
 
+    /// What was sent is answered all the same, as late as it may be.
+    fn abandon(&mut self) {
+        self.world().record(self.me, Verb::Abandon, Vec::new(), true);
+        self.purge();
+    }
+
     fn inquire(&mut self, topic: &str) {
         let topic = topic.to_owned();
         let mut world = self.world();

@@ -16,7 +16,8 @@ use crate::conformance::store::{LateCommits, StoreFixture, run_all};
 use crate::lease::Lease;
 use crate::message::{Batch, Message};
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Removed, Renewal, Round, Store,
+    StoreError,
 };
 
 #[test]
@@ -159,7 +160,7 @@ impl Store for Actor {
         Ok(more)
     }
 
-    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError> {
         self.sit(|seat| seat.acknowledge(acknowledged))
     }
 

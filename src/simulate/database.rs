@@ -12,8 +12,8 @@ use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
 use crate::policy::TopicRule;
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
-    TopicRules,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Removed, Renewal, Round, Store,
+    StoreError, TopicRules,
 };
 
 use super::Seat;
@@ -31,6 +31,8 @@ pub(crate) struct Database {
     /// Whether rounds of relays follow each other; if not, only the guards keep them apart.
     pub(super) rounds_in_turn: bool,
     pub failures: BTreeMap<(Bucket, i64), Noted>,
+    /// Until when somebody keeps messages of a bucket locked.
+    pub locked: BTreeMap<Bucket, Time>,
     /// Reading this bucket fails.
     pub damaged: Option<Bucket>,
     /// Rows that are there, but that no fetch gives.
@@ -171,6 +173,7 @@ impl Default for Database {
             renews: true,
             rounds_in_turn: true,
             failures: BTreeMap::new(),
+            locked: BTreeMap::new(),
             damaged: None,
             hidden: BTreeSet::new(),
             hints: Vec::new(),
@@ -490,23 +493,26 @@ impl Database {
         true
     }
 
-    /// Whether the lease still holds, and what was removed.
-    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> (bool, Vec<Serial>) {
+    /// What became of it, and what was removed.
+    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>, now: Time) -> (Removed, Vec<Serial>) {
         let mut removed = Vec::new();
-        let holds = self.holds(relay, one.lease) || broken(Rule::GuardedRemoval);
-        if holds {
-            let bucket = one.lease.bucket;
-            for (id, handle) in one.batch.handles(one.len) {
-                // Exactly the message that was fetched, not another that was given its id since.
-                if self.messages.get(&(bucket, id)).is_some_and(|serial| serial.to_be_bytes() == handle) {
-                    removed.extend(self.messages.remove(&(bucket, id)));
-                }
-            }
-            if one.ends_failure {
-                one.batch.ids(one.len).for_each(|id| drop(self.failures.remove(&(bucket, id))));
+        if !self.holds(relay, one.lease) && !broken(Rule::GuardedRemoval) {
+            return (Removed::LeaseLost, removed);
+        }
+        let bucket = one.lease.bucket;
+        if self.locked.get(&bucket).is_some_and(|until| now < *until) {
+            return (Removed::Locked, removed);
+        }
+        for (id, handle) in one.batch.handles(one.len) {
+            // Exactly the message that was fetched, not another that was given its id since.
+            if self.messages.get(&(bucket, id)).is_some_and(|serial| serial.to_be_bytes() == handle) {
+                removed.extend(self.messages.remove(&(bucket, id)));
             }
         }
-        (holds, removed)
+        if one.ends_failure {
+            one.batch.ids(one.len).for_each(|id| drop(self.failures.remove(&(bucket, id))));
+        }
+        (Removed::Gone, removed)
     }
 }
 
@@ -627,8 +633,10 @@ impl Store for Seat<'_> {
         let me = self.me;
         let began = {
             let mut world = self.world();
-            if !world.database.renews && !round.busy.is_empty() {
-                let words = format!("{} acquires while {:?} are busy", world.actors[me].id, round.busy);
+            let actor = &world.actors[me];
+            let out: Vec<&Bucket> = round.busy.iter().filter(|bucket| actor.client.rows_of(**bucket) > 0).collect();
+            if !world.database.renews && !out.is_empty() {
+                let words = format!("{} acquires while {out:?} are on their way", actor.id);
                 world.breach(Promise::QuietBeforeRelease, words);
             }
             world.now
@@ -716,25 +724,28 @@ impl Store for Seat<'_> {
         .inspect_err(|_| batch.clear(0))?
     }
 
-    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError> {
         let me = self.me;
         self.call(Verb::Acknowledge, |world, relay| {
             let mut rows = Vec::new();
-            let mut held = Vec::new();
+            let mut answers = Vec::new();
+            let now = world.now;
             for one in acknowledged {
                 rows.extend(one.batch.ids(one.len).map(|id| (one.lease.bucket, id)));
-                let (holds, removed) = world.database.acknowledge(relay, one);
+                let (answer, removed) = world.database.acknowledge(relay, one, now);
                 removed.into_iter().for_each(|serial| world.truth_removes(me, one.lease, serial));
-                if !holds {
-                    world.refused_guard();
+                match answer {
+                    Removed::Gone => {}
+                    Removed::LeaseLost => world.refused_guard(),
+                    Removed::Locked => world.actors[me].hindered_in_stopping |= world.actors[me].orders.stop,
                 }
-                held.push(holds);
+                answers.push(answer);
             }
             if let Some(row) = rows.iter().find(|row| !world.broker.has(**row)) {
                 let words = format!("{row:?} is removed, but the broker does not have it");
                 world.breach(Promise::RemoveOnlyWhatIsPublished, words);
             }
-            (held, rows)
+            (answers, rows)
         })
     }
 

@@ -150,6 +150,10 @@ pub(crate) enum What {
     Steal {
         bucket: u32,
     },
+    /// Somebody keeps messages of a bucket locked.
+    Lock {
+        bucket: u32,
+    },
     /// A topic has trouble.
     Topic {
         topic: usize,
@@ -375,6 +379,7 @@ impl Plan {
             38..=40 => What::ClockStep { by: random.i64(-8000..14_000) },
             41..=43 => What::BucketCount { to: random.u32(1..9) },
             44 | 45 => What::Steal { bucket: random.u32(..self.buckets) },
+            46 | 47 => What::Lock { bucket: random.u32(..self.buckets) },
             _ => What::Join,
         };
         Fault { at, lasts, what }

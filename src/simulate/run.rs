@@ -237,6 +237,10 @@ impl World {
                 self.count("stolen leases");
                 self.steal(bucket);
             }
+            What::Lock { bucket } => {
+                self.count("locked messages");
+                self.database.locked.insert(bucket, until);
+            }
             What::BucketCount { to } => self.change_bucket_count(to, until),
             What::Join => {
                 self.count("joins");

@@ -153,13 +153,14 @@ pub(crate) enum Verb {
     Release,
     Submit,
     Purge,
+    Abandon,
     Inquire,
     CallPeers,
 }
 
 impl Verb {
     pub fn is_of_the_store(self) -> bool {
-        !matches!(self, Verb::Submit | Verb::Purge | Verb::Inquire | Verb::CallPeers)
+        !matches!(self, Verb::Submit | Verb::Purge | Verb::Abandon | Verb::Inquire | Verb::CallPeers)
     }
 }
 

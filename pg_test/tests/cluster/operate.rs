@@ -15,7 +15,8 @@ pub fn trials() -> Vec<Trial> {
         (Shared, Any):
             message_that_is_refused_is_tried_at_once_when_an_operator_says_so,
             message_that_is_refused_is_requeued_behind_those_that_waited_for_it,
-            message_that_is_refused_is_sent_to_another_topic_with_its_id;
+            message_that_is_refused_is_sent_to_another_topic_with_its_id,
+            message_that_somebody_keeps_locked_holds_up_its_bucket_and_no_other;
         (Own, Any):
             message_that_is_edited_in_flight_is_published_as_it_is_now,
     ]
@@ -121,6 +122,47 @@ fn message_that_is_refused_is_sent_to_another_topic_with_its_id(scene: &mut Scen
     let [record] = &records[..] else { anyhow::bail!("{} records in the other topic", records.len()) };
     ensure!(record.message_id()? == refused.message_id, "it has another id");
     ensure!(record.headers[0] == ("was".to_owned(), Some(b"too large".to_vec())), "{:?}", record.headers);
+    Ok(())
+}
+
+/// Once it is delivered it cannot be removed before the other transaction ends.
+fn message_that_somebody_keeps_locked_holds_up_its_bucket_and_no_other(scene: &mut Scene) -> Result<()> {
+    scene.expect_complaint("keeps some of them locked");
+    let mut refused = refused(scene)?;
+    scene.broker.set_topic(&refused.topic, "max.message.bytes", "1000000")?;
+    let mut operator = scene.session()?;
+    let mut open = operator.transaction()?;
+    let lock = "select from outbox.message where bucket = $1 and id = $2 for update";
+    open.execute(lock, &[&refused.bucket, &refused.id])?;
+    // A third session has it tried, and succeeds.
+    refused.client.execute("update outbox.failure set next_try_at = now()", &[])?;
+    refused.client.execute("select outbox.announce()", &[])?;
+    wait::until("the relay says that the message is locked", PATIENCE, || {
+        let lines = scene.cluster.log()?.lines_with("keeps some of them locked").count();
+        Ok(if lines > 0 { Seen::Reached(()) } else { Seen::NotYet("no such line".into()) })
+    })?;
+    let topic = scene.topic(1)?;
+    let mut others = 0;
+    for number in 0..100 {
+        let key = format!("key {number}");
+        let bucket: i32 = refused.client.query_one("select outbox.bucket_for($1::text)", &[&key])?.get(0);
+        if bucket != refused.bucket {
+            enqueue(&mut refused.client, &topic, &key, "beside it")?;
+            others += 1;
+        }
+    }
+    wait::until("the messages of other buckets are published", AT_ONCE, || {
+        let left: i64 =
+            refused.client.query_one("select count(*) from outbox.message where topic = $1", &[&topic])?.get(0);
+        Ok(if left == 0 { Seen::Reached(()) } else { Seen::NotYet(format!("{left} are left")) })
+    })?;
+    ensure!(scene.follow(&topic)?.rest(PATIENCE)?.len() == others, "not each of them once");
+    open.commit()?;
+    wait_until_published(&mut refused.client, PATIENCE)?;
+    let copies = scene.follow(&refused.topic)?.rest(PATIENCE)?;
+    let of_it =
+        copies.iter().map(|record| record.message_id()).filter(|id| matches!(id, Ok(id) if *id == refused.message_id));
+    ensure!(of_it.count() == 1, "the message that was locked arrived more than once");
     Ok(())
 }
 

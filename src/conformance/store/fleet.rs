@@ -8,7 +8,9 @@ use crate::bucket::Bucket;
 use crate::conformance::{Outcome, Unmet, ensure};
 use crate::lease::Lease;
 use crate::message::{Batch, Message};
-use crate::relay::ports::{Acknowledged, Acquired, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError};
+use crate::relay::ports::{
+    Acknowledged, Acquired, FailureNotes, Limits, Ownership, Removed, Renewal, Round, Store, StoreError,
+};
 
 /// Limits that no rule reaches by chance.
 pub(super) const AMPLE: Limits = Limits { rows: 1000, bytes: 1 << 20 };
@@ -191,10 +193,10 @@ impl<'f> Fleet<'f> {
     pub fn acknowledge(&mut self, relay: &str, lease: Lease, batch: &Batch, len: usize) -> Result<bool, Unmet> {
         let one = Acknowledged { lease, batch, len, ends_failure: false };
         let removed = self.acknowledge_all(relay, &[one])?;
-        Ok(removed[0])
+        Ok(removed[0] == Removed::Gone)
     }
 
-    pub fn acknowledge_all(&mut self, relay: &str, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, Unmet> {
+    pub fn acknowledge_all(&mut self, relay: &str, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, Unmet> {
         for one in acknowledged {
             ensure!(one.len <= one.batch.len(), "{} messages were expected, {} fetched", one.len, one.batch.len());
         }

@@ -11,7 +11,8 @@ use crate::lease::{self, Lease, LeaseRow, Plan};
 use crate::message::{Batch, Message};
 use crate::order::Part;
 use crate::relay::ports::{
-    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Renewal, Round, Store, StoreError,
+    Acknowledged, Acquired, Failure, FailureNote, FailureNotes, Limits, Ownership, Removed, Renewal, Round, Store,
+    StoreError,
 };
 use crate::share;
 
@@ -397,10 +398,10 @@ impl Storage {
         self.is(Fault::SaysThatThereIsMore)
     }
 
-    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> bool {
+    fn acknowledge(&mut self, relay: &str, one: &Acknowledged<'_>) -> Removed {
         let bucket = one.lease.bucket;
         if !self.holds(relay, one.lease) && !self.is(Fault::AcknowledgesWithoutALease) {
-            return false;
+            return Removed::LeaseLost;
         }
         let mut any = false;
         let len = if self.is(Fault::RemovesTheWholeBatch) { one.batch.len() } else { one.len };
@@ -418,7 +419,7 @@ impl Storage {
             let all = self.is(Fault::EndsLaterNotes);
             self.notes.retain(|(of, id), _| *of != bucket || !(all || one.batch.ids(one.len).any(|gone| gone == *id)));
         }
-        any || !self.is(Fault::RefusesWhatIsGone)
+        if any || !self.is(Fault::RefusesWhatIsGone) { Removed::Gone } else { Removed::LeaseLost }
     }
 
     fn renew(&mut self, relay: &str, leases: &[Lease], duration: Duration) -> bool {
@@ -552,11 +553,13 @@ impl Store for MemoryStore {
         Ok(more)
     }
 
-    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<bool>, StoreError> {
+    fn acknowledge(&mut self, acknowledged: &[Acknowledged<'_>]) -> Result<Vec<Removed>, StoreError> {
         let mut storage = self.storage.borrow_mut();
-        let answers: Vec<bool> = acknowledged.iter().map(|one| storage.acknowledge(&self.relay, one)).collect();
-        let all = answers.iter().all(|answer| *answer);
-        Ok(if storage.is(Fault::AnswersForAllAtOnce) { vec![all; answers.len()] } else { answers })
+        let answers: Vec<Removed> = acknowledged.iter().map(|one| storage.acknowledge(&self.relay, one)).collect();
+        if storage.is(Fault::AnswersForAllAtOnce) && answers.contains(&Removed::LeaseLost) {
+            return Ok(vec![Removed::LeaseLost; answers.len()]);
+        }
+        Ok(answers)
     }
 
     fn renewal(&mut self) -> Option<&mut dyn Renewal> {

@@ -441,3 +441,62 @@ fn where_nothing_can_be_published_the_relay_waits_as_a_whole_counts_nothing_and_
     assert!(world.database.is_empty());
     assert_eq!(world.broker.published(0), [1, 2, 3]);
 }
+
+#[test]
+fn a_message_that_somebody_keeps_locked_holds_up_its_bucket_and_no_other() {
+    let mut simulation = alone();
+    simulation.world.database.locked.insert(0, at(30));
+    simulation.at(at(1), |world| ALL.for_each(|bucket| world.commit(bucket, [1, 2], Ring::Bucket)));
+    commit_everywhere(&mut simulation, at(5), 3);
+    simulation.at(at(29), |world| {
+        assert_eq!(world.database.rows(0), [1, 2, 3]);
+        assert_eq!(world.broker.published(0), [1, 2], "sent once, however long it takes");
+        for bucket in 1..8 {
+            assert_eq!(world.broker.published_at(bucket, 3), Some(ms(5005)), "at once");
+            assert_eq!(world.database.rows(bucket), NONE);
+        }
+        let asked = world.calls_for(Verb::Acknowledge, 0).len();
+        assert!((4..20).contains(&asked), "asked for {asked} times");
+    });
+    let world = simulation.run(at(45));
+    assert_eq!(world.broker.published(0), [1, 2, 3]);
+    assert!(world.database.is_empty());
+    assert_eq!(waits(&world, "a", at(20), at(21)), [Wait::BackingOff], "it is not Kafka that is waited for");
+}
+
+#[test]
+fn what_was_locked_is_removed_as_soon_as_an_operator_has_done() {
+    let mut simulation = alone();
+    simulation.world.database.locked.insert(0, at(30));
+    commit(&mut simulation, at(1), 0, [1]);
+    simulation.at(at(30), |world| world.order("a", Order::LookAgain));
+    assert!(simulation.run(ms(30_100)).database.is_empty());
+}
+
+#[test]
+fn what_is_locked_does_not_keep_a_relay_from_stopping() {
+    let mut simulation = alone();
+    simulation.world.database.locked.insert(0, at(30));
+    commit(&mut simulation, at(1), 0, [1]);
+    simulation.at(at(10), |world| world.order("a", Order::Stop));
+    simulation.relay("b", at(40));
+    let world = simulation.run(at(50));
+    assert_eq!(world.ended["a"], (at(10), Ended::Stopped));
+    assert_eq!(world.broker.published(0), [1, 1]);
+    assert!(world.database.is_empty());
+}
+
+/// Nobody will say whether the one try of each arrived; a bucket that is handed back must not wait for that.
+#[test]
+fn a_lone_try_without_an_answer_is_given_up_in_the_end_where_its_bucket_leaves() {
+    let mut simulation = alone();
+    ALL.for_each(|bucket| simulation.world.broker.refuse(bucket, 1, Refuser::Broker, ms(1500)));
+    commit_everywhere(&mut simulation, at(1), 1);
+    simulation.at(ms(1500), |world| world.broker.delay = secs(10_000));
+    simulation.at(at(9), |world| world.broker.delay = secs(0));
+    simulation.relay("b", at(10));
+    simulation.relay("c", at(10));
+    let world = simulation.run(at(150));
+    let abandoned = times_of(&world, Verb::Abandon);
+    assert!(abandoned.len() == 1 && abandoned[0] > at(60) && abandoned[0] < at(90), "{abandoned:?}");
+}

@@ -1252,3 +1252,14 @@ fn a_settled_fleet_changes_no_lease() {
     let moves = world.calls.iter().filter(|call| matches!(call.verb, Verb::HandBack | Verb::CallPeers | Verb::Release));
     assert_eq!(moves.filter(|call| (at(20)..at(301)).contains(&call.at)).count(), 0);
 }
+
+#[test]
+fn a_first_wait_longer_than_a_lease_costs_no_lease() {
+    let mut simulation = alone();
+    simulation.settings.error_backoff = secs(600);
+    simulation.world.database.hinder(Verb::Acknowledge, at(1)..at(5), Hindrance::Fails(Failing::BeforeEffect));
+    commit(&mut simulation, at(1), 0, 1..=3);
+    let world = simulation.run(at(40));
+    assert!(world.database.is_empty());
+    assert_eq!(world.broker.published(0), [1, 2, 3], "no lease was lost");
+}

@@ -10,6 +10,7 @@ use postgres::{Client, Statement};
 
 use crate::Bench;
 use crate::fill::{self, Filler};
+use crate::memory;
 use crate::messages::{Headers, Messages};
 use crate::read_back;
 use crate::results::Results;
@@ -68,6 +69,7 @@ pub fn drain_on(bench: &Bench<'_>, servers: &Servers, results: &mut Results, mes
     fill::outbox(servers.session()?, topic, messages)?;
     // Of the fill nothing is left to be written while the clock runs; the price is a full image of each page that is touched.
     client.batch_execute("analyze outbox.message; checkpoint").context("analyze and checkpoint")?;
+    memory::touch(messages)?;
     bench.terminal.draw(format_args!("{topic}: draining {} messages", messages.count));
     let drained = watch(servers, &mut client, messages, |client| {
         client.batch_execute("alter system set outbox_relay.enabled = on").context("alter system")?;
@@ -91,6 +93,7 @@ pub fn drain_of_one_commit(bench: &Bench<'_>, results: &mut Results, messages: &
     bench.terminal.draw(format_args!("{topic}: enqueueing {} messages in one transaction", messages.count));
     let mut filler = Filler::new(servers.session()?, messages)?;
     filler.uncommitted(topic, messages)?;
+    memory::touch(messages)?;
     let drained = watch(servers, &mut client, messages, |_| {
         let since = Instant::now();
         filler.commit()?;

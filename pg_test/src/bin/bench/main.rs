@@ -13,6 +13,7 @@ mod factors;
 mod fill;
 mod idle;
 mod latency;
+mod memory;
 mod messages;
 mod numbered;
 mod numerals;

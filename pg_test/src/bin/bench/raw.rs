@@ -18,6 +18,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer as _,
 use rdkafka::types::RDKafkaErrorCode;
 use uuid::Uuid;
 
+use crate::memory;
 use crate::messages::{Headers, Messages};
 
 /// The laws and defaults of a relay's producer, as in src/properties.rs of the extension. Its queue is longer there than a relay
@@ -104,6 +105,7 @@ pub fn produce(broker: &Broker, topic: &str, messages: &Messages, headers: Heade
     let keys: Vec<String> = (0..messages.keys.min(messages.count)).map(|row| messages.key(row)).collect();
     let mut value = messages.padding();
 
+    memory::touch(messages)?;
     let own = std::process::id() as i32;
     let processor = process::processor_time(own)?;
     let since = Instant::now();

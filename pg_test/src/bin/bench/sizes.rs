@@ -11,6 +11,9 @@ use crate::results::{Good, Ratio, Results, median};
 /// With key, header and overhead just below what `outbox_relay.max_message_bytes` allows by default.
 const LARGE: usize = 999_000;
 
+/// Small drains between two large ones.
+const SMALL_BETWEEN: usize = 3;
+
 /// R11 and R12.
 pub fn measure(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     by_backlog(bench, results)?;
@@ -31,12 +34,22 @@ fn by_backlog(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     }
     // A large drain is as long as a hundred small ones, so it needs fewer rounds to be told from chance.
     let rounds = bench.rounds.min(3);
-    let mut late = Vec::new();
-    for _ in 0..rounds {
-        for _ in 0..3 {
-            relay(bench, results, group, &small_case, &Messages::central(small))?;
+    let few_small = |results: &mut Results| -> Result<Vec<f64>> {
+        let mut rates = Vec::new();
+        for _ in 0..SMALL_BETWEEN {
+            let messages = Messages::central(small);
+            rates.push(relay(bench, results, group, &small_case, &messages)?.rate(&messages));
         }
-        let drained = relay(bench, results, group, &large_case, &Messages::central(large))?;
+        Ok(rates)
+    };
+    let (mut ratios, mut late) = (Vec::new(), Vec::new());
+    let mut before = few_small(results)?;
+    for _ in 0..rounds {
+        let messages = Messages::central(large);
+        let drained = relay(bench, results, group, &large_case, &messages)?;
+        let after = few_small(results)?;
+        ratios.push(drained.rate(&messages) / median(&[&before[..], &after].concat()));
+        before = after;
         results.add(HELD, &format!("{large_case} x 200 B"), RELAY, MEMORY, drained.memory as f64 / 1e6);
         // The first tenth holds the start, which counts for more in a small drain.
         let [second, last] = [1, 9].map(|tenth| drained.rate_between(large / 10 * tenth, large / 10 * (tenth + 1)));
@@ -47,17 +60,15 @@ fn by_backlog(bench: &Bench<'_>, results: &mut Results) -> Result<()> {
     let r11 = Ratio {
         id: "R11".into(),
         what: format!("drain rate of a backlog of {large_case} / of {small_case}"),
-        value: median(&samples(results, group, &large_case, RELAY)?)
-            / median(&samples(results, group, &small_case, RELAY)?),
+        value: median(&ratios),
         unit: String::new(),
         good: Good::AtLeast,
         required: 0.95,
         aim: Some(1.0),
         method: format!(
-            "medians of {rounds} large and {} small drains, three small before each large one; both with the relay's start, which \
-             is a larger part of a small one. Within the large drains the last tenth went at {:.2} of the rate of the second \
-             (median)",
-            3 * rounds,
+            "each of {rounds} large drains by the median of the {SMALL_BETWEEN} small ones before and the {SMALL_BETWEEN} after it, \
+             and the median of that; all with the relay's start, which is a larger part of a small one. Within the large drains \
+             the last tenth went at {:.2} of the rate of the second (median)",
             median(&late)
         ),
     };

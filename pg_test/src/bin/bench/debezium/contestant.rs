@@ -12,6 +12,7 @@ use outbox_relay_pg_test::wait::{self, Seen};
 use postgres::Client;
 
 use crate::Bench;
+use crate::memory;
 use crate::messages::{Headers, Messages};
 use crate::read_back;
 use crate::servers::{DATABASE, Servers};
@@ -173,6 +174,7 @@ impl Debezium<'_> {
         self.connect.stop_connector()?;
         self.configure(settings)?;
         fill(&mut self.client, &kind, messages)?;
+        memory::touch(messages)?;
         let resumed = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock stands before 1970")?;
         let cost = self.watch(&topic, messages)?;
         let (first, last) = appended(self.servers, &topic, messages)?;
