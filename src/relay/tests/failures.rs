@@ -467,10 +467,12 @@ fn a_message_that_somebody_keeps_locked_holds_up_its_bucket_and_no_other() {
 #[test]
 fn what_was_locked_is_removed_as_soon_as_an_operator_has_done() {
     let mut simulation = alone();
-    simulation.world.database.locked.insert(0, at(30));
+    simulation.world.database.locked.insert(0, at(20));
     commit(&mut simulation, at(1), 0, [1]);
-    simulation.at(at(30), |world| world.order("a", Order::LookAgain));
-    assert!(simulation.run(ms(30_100)).database.is_empty());
+    simulation.at(at(20), |world| world.order("a", Order::LookAgain));
+    let world = simulation.run(at(21));
+    assert!(world.database.is_empty());
+    assert_eq!(times(&world.calls_for(Verb::Acknowledge, 0)).last(), Some(&at(20)));
 }
 
 #[test]
