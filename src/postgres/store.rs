@@ -383,6 +383,9 @@ impl Store for PgStore {
             self.slot.messages.fetch_add(one.len as u64, Ordering::Relaxed);
             self.slot.bytes.fetch_add(one.batch.payload_bytes(one.len), Ordering::Relaxed);
         }
+        if done.contains(&Removed::Locked) {
+            self.slot.note_error("another transaction keeps messages locked that are published", now());
+        }
         self.open_fences();
         Ok(done)
     }

@@ -126,11 +126,11 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         Ok(any)
     }
 
-    /// Somebody keeps published rows locked: their bucket waits for him, longer each time, and no other does.
+    /// Somebody keeps published rows locked: their bucket waits for him, and no other does.
     fn put_off(&mut self, id: FlightId) {
         let now = self.clock.now();
         let flight = self.flights.get_mut(&id).expect("the caller has just had it");
-        flight.put_off_until(now + self.backoff.after(flight.locked() + 1));
+        flight.put_off_until(now + self.backoff.after((flight.locked() + 1).min(LOCKED_TRIES)));
         let (bucket, times) = (flight.lease.bucket, flight.locked());
         if self.locked.note(bucket, now).is_some() {
             warn!(
@@ -163,6 +163,9 @@ impl<S: Store, P: Publisher, C: Clock, B: Bell> Relay<S, P, C, B> {
         let (bucket, notes) = (flight.lease.bucket, failed.len());
         if flight.locked() > 0 {
             self.locked.forget(&bucket);
+            if !flight.orphaned {
+                info!(bucket, attempts = flight.locked() + 1, "messages that were locked are removed");
+            }
         }
         if let Some(lane) = self.lanes.get_mut(&bucket) {
             lane.look.removed(removal.map_or(0, |removal| removal.len));
@@ -394,6 +397,9 @@ const TOPIC_TRIES: u32 = 3;
 
 /// And the first time sooner: a broker that creates a topic when it is asked for takes a moment.
 const TOPIC_FIRST_WAIT: Duration = Duration::from_millis(200);
+
+/// What was locked is tried to be removed at least as often as after so many failures.
+const LOCKED_TRIES: u32 = 2;
 
 /// What is to be removed of a flight.
 struct Removal {

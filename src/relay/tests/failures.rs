@@ -456,7 +456,7 @@ fn a_message_that_somebody_keeps_locked_holds_up_its_bucket_and_no_other() {
             assert_eq!(world.database.rows(bucket), NONE);
         }
         let asked = world.calls_for(Verb::Acknowledge, 0).len();
-        assert!((4..20).contains(&asked), "asked for {asked} times");
+        assert!((15..30).contains(&asked), "asked for {asked} times");
     });
     let world = simulation.run(at(45));
     assert_eq!(world.broker.published(0), [1, 2, 3]);
